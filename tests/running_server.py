@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from single_model import SingleModelRegistry
 
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
-from mlx_backend.models.spec import ModelDefaults
 from mlx_backend.registry.registry import image_loader
 from mlx_backend.server.app import App
 from mlx_backend.server.receive_limits import ReceiveLimits
@@ -85,13 +85,7 @@ def running(engine: Engine, **chosen: Any) -> Iterator[RunningServer]:
     """Serve the engine with these settings; stop both at the end."""
     # One thread for each request that may wait: few, since every test starts them all.
     settings = Settings(port=0, **{"temperature": 0.0, "max_queue": 64, **chosen})
-    service = Service(
-        engine,
-        defaults=ModelDefaults(temperature=settings.temperature),
-        effort=settings.reasoning_effort,
-        max_tokens=settings.max_tokens,
-        images=image_loader(settings),
-    )
+    service = Service(engine, ModelSettings.of(server=settings), images=image_loader(settings))
     try:
         with served(SingleModelRegistry(service), settings) as server:
             yield server

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from single_model import SingleModelRegistry
 from werkzeug.test import Client
 
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
 from mlx_backend.server.app import App
 from mlx_backend.settings import Settings
@@ -34,7 +35,7 @@ CHAT = "/v1/chat/completions"
 def client_of(engine: ScriptedEngine, **options: Any) -> Client:
     """A client of a server with these settings."""
     settings = Settings(**options)
-    return Client(App(SingleModelRegistry(Service(engine, effort=settings.reasoning_effort)), settings))
+    return Client(App(SingleModelRegistry(Service(engine, ModelSettings.of(server=settings))), settings))
 
 
 def answered(client: Client, **fields: Any) -> TestResponse:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from mlx_backend.chat.reply import Reply, ReplyEvent, Usage
     from mlx_backend.chat.service import Service
     from mlx_backend.conversation.events import StreamEnd
-    from mlx_backend.engine.base import Progress
-    from mlx_backend.registry.base import Lease, ModelRegistry, ModelService
+    from mlx_backend.engine.base import Progress, QueueClient
+    from mlx_backend.registry.base import Lease, ModelRegistry
 
 # A context in which the callable is called if the client disconnects.
 type OnDisconnect = Callable[[Callable[[], None]], AbstractContextManager[None]]
@@ -91,8 +91,8 @@ class ReplyCall(Call, Protocol):
         """Whether the reply is to be streamed."""
         ...
 
-    def start(self, service: Service) -> tuple[Reply, ReplyWriter]:
-        """Start the reply. Raises ApiError and whatever `Service.chat` and `Service.complete` raise."""
+    def start(self, service: Service, client: QueueClient) -> tuple[Reply, ReplyWriter]:
+        """Start the client's reply. Raises ApiError and whatever `Service.chat` and `Service.complete` raise."""
         ...
 
 
@@ -132,7 +132,7 @@ class ReplyWriter(Protocol):
         ...
 
 
-class JsonProtocol[S: ModelService](Errors, Described, Protocol):
+class JsonProtocol[S](Errors, Described, Protocol):
     """An address at which a model answers with one JSON object; S is the kind of service that does."""
 
     def parse(self, body: bytes) -> JsonCall[S]:
@@ -140,7 +140,7 @@ class JsonProtocol[S: ModelService](Errors, Described, Protocol):
         ...
 
 
-class JsonCall[S: ModelService](Call, Protocol):
+class JsonCall[S](Call, Protocol):
     """A parsed request for one JSON object."""
 
     @property
@@ -152,8 +152,8 @@ class JsonCall[S: ModelService](Call, Protocol):
         """Lease the model it needs, waiting so many seconds for it to load. Raises what `ModelRegistry` raises."""
         ...
 
-    def answer(self, service: S, on_disconnect: OnDisconnect) -> JsonAnswer:
-        """Compute the answer, and stop if the client disconnects. Raises ApiError, RequestError, EngineError."""
+    def answer(self, service: S, client: QueueClient, on_disconnect: OnDisconnect) -> JsonAnswer:
+        """Compute a client's answer, and stop if the client disconnects. Raises ApiError, RequestError, EngineError."""
         ...
 
 

@@ -1,6 +1,6 @@
 """What a model can do, for a client's settings page: of every model that is listed, in memory or not.
 
-    a loaded model     from its tokenizer, its engine and its defaults (`Service.description`)
+    a loaded model     from its tokenizer, its engine and its settings (`Service.description`)
     any other          from its folder (`FolderDescriber`), by the same rules: loading changes nothing
 
 The capabilities are Ollama's words, and only those that apply here; `tool_choice` (calls can be required, and held to
@@ -10,8 +10,8 @@ their schemas) is ours. Knows no MLX and no HTTP.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
 from mlx_backend.chat.effort_probe import DEFAULT_BUDGETS, probe_effort
 from mlx_backend.chat.history_probe import probe_history
@@ -24,14 +24,13 @@ from mlx_backend.models import files as model_files
 from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
+    from mlx_backend.chat.model_settings import ModelSettings
     from mlx_backend.conversation.dialects import Dialect
-    from mlx_backend.conversation.effort import Effort
     from mlx_backend.conversation.effort_scale import EffortScale
     from mlx_backend.models.engine_options import EngineOptions
-    from mlx_backend.models.spec import ModelDefaults
 
 log = logging.getLogger(__name__)
 
@@ -42,30 +41,60 @@ _FILES = (
 )
 
 
-def describe(
-    *,
-    template: str | None,
-    response_template: Any = None,
-    control_tokens: Collection[str],
-    end_tokens: Collection[str] = (),
-    vocabulary_size: int | None,
-    context_length: int | None,
-    advice: Mapping[str, float],
-    defaults: ModelDefaults,
-    server_effort: Effort | None = None,
-    adapters: Collection[str] = (),
-    one_process: bool = True,
-    sees: bool = False,
-) -> ModelDescription:
-    """Describe what a chat model can do. Its template tells whether it reasons and takes tools.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What is known of a chat model without its settings, loaded or not; None and empty for what is not known.
 
-    `sees` says whether it is shown images here.
+    `advice` is its makers' for sampling. `sees_images` says whether it is shown images here, `one_process` whether one
+    process has the whole model: where several share it, no reply can be held to a grammar.
     """
-    dialect = recognise(template, control_tokens, response_template)
-    traits = probe_history(template)
-    scale = effort_scale(template, dialect, defaults)
-    has_calls = dialect.calls is not None and dialect.calls.is_taught_by(template or "")
-    has_grammar = one_process and can_constrain(dialect, control_tokens, end_tokens, vocabulary_size)
+
+    template: str | None
+    response_template: Any = None
+    control_tokens: Collection[str] = ()
+    end_tokens: Collection[str] = ()
+    vocabulary_size: int | None = None
+    context_length: int | None = None
+    advice: Mapping[str, float] = field(default_factory=dict)
+    adapters: Collection[str] = ()
+    sees_images: bool = False
+    one_process: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """How a model wants and writes a conversation, as its template and its control tokens tell."""
+
+    dialect: Dialect
+    traits: TemplateTraits
+    scale: EffortScale
+
+    @classmethod
+    def of(
+        cls,
+        facts: ModelFacts,
+        settings: ModelSettings,
+        on_refused: Callable[[str], None] | None = None,
+    ) -> Self:
+        """Find it out. `on_refused` hears why a response template is not used."""
+        template = facts.template
+        dialect = recognise(template, facts.control_tokens, facts.response_template, on_refused=on_refused)
+        reasons = dialect.has_reasoning and (
+            dialect.is_from_response_template or TemplateTraits.of(template).is_reasoning_model
+        )
+        budgets = dict(DEFAULT_BUDGETS) | dict(settings.effort_budgets or {})
+        scale = probe_effort(template, reasons=reasons, budgets=tuple(budgets.items()))
+        return cls(dialect, probe_history(template), scale)
+
+
+def describe(facts: ModelFacts, settings: ModelSettings) -> ModelDescription:
+    """Describe what a chat model can do. Its template tells whether it reasons and takes tools."""
+    form = ChatFormat.of(facts, settings)
+    dialect, traits, scale = form.dialect, form.traits, form.scale
+    has_calls = dialect.calls is not None and dialect.calls.is_taught_by(facts.template or "")
+    has_grammar = facts.one_process and can_constrain(
+        dialect, facts.control_tokens, facts.end_tokens, facts.vocabulary_size
+    )
     # Others are told of tools, too, if a request has some; but nothing says that they were trained to call any.
     has_tools = dialect.tool_prompt is not None or (traits.has_tools and has_calls)
     capabilities = {
@@ -74,30 +103,21 @@ def describe(
         "tools": has_tools,
         "tool_choice": has_tools and has_grammar and can_require_calls(dialect),
         "structured_output": has_grammar,
-        "vision": sees,
+        "vision": facts.sees_images,
     }
-    wanted = defaults.reasoning_effort or server_effort or scale.default
+    wanted = settings.reasoning_effort or scale.default
     default = scale.level_of(wanted) if wanted else None
     return ModelDescription(
-        context_length=context_length,
+        context_length=facts.context_length,
         capabilities=tuple(name for name, has in capabilities.items() if has),
         efforts=scale.efforts,
         effort_budgets=scale.budgets,
         default_effort=default.effort if default else None,
         preserves_reasoning=bool(scale.levels) and traits.may_keep_answered_reasoning(dialect.history),
-        sampling={"temperature": DEFAULT_TEMPERATURE, **advice, **defaults.sampling},
-        default_max_tokens=defaults.max_tokens,
-        adapters=tuple(adapters),
+        sampling={"temperature": DEFAULT_TEMPERATURE, **facts.advice, **settings.sampling},
+        default_max_tokens=settings.max_tokens,
+        adapters=tuple(facts.adapters),
     )
-
-
-def effort_scale(template: str | None, dialect: Dialect, defaults: ModelDefaults) -> EffortScale:
-    """Return a model's own scale of reasoning effort, found by probing its template."""
-    reasons = dialect.has_reasoning and (
-        dialect.is_from_response_template or TemplateTraits.of(template).is_reasoning_model
-    )
-    budgets = dict(DEFAULT_BUDGETS) | dict(defaults.effort_budgets or {})
-    return probe_effort(template, reasons=reasons, budgets=tuple(budgets.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,18 +145,12 @@ class FolderDescriber:
         self._cache: dict[Path, tuple[_Stamp, _Files]] = {}
 
     def describe(
-        self,
-        folder: Path,
-        *,
-        options: EngineOptions,
-        defaults: ModelDefaults,
-        server_effort: Effort | None = None,
-        one_process: bool = True,
+        self, folder: Path, options: EngineOptions, settings: ModelSettings, *, one_process: bool = True
     ) -> ModelDescription:
         """Describe the model in a folder, as far as its files can be read."""
         files = self._files(folder)
         template = files.template if options.chat_template is None else options.chat_template
-        return describe(
+        facts = ModelFacts(
             template=template,
             response_template=files.response_template,
             control_tokens=model_files.control_tokens(files.tokens, template),
@@ -144,12 +158,11 @@ class FolderDescriber:
             vocabulary_size=model_files.vocabulary_size(files.config),
             context_length=options.context_length or model_files.context_length(files.config),
             advice=files.advice,
-            defaults=defaults,
-            server_effort=server_effort,
             adapters=options.adapters,
+            sees_images=one_process and image_support(files.config) is ImageSupport.AVAILABLE,
             one_process=one_process,
-            sees=one_process and image_support(files.config) is ImageSupport.AVAILABLE,
         )
+        return describe(facts, settings)
 
     def _files(self, folder: Path) -> _Files:
         stamp = tuple(_stamp(folder / name) for name in _FILES)

@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.byte_cache import ByteCache
 from mlx_backend.chat.effort_probe import with_part
-from mlx_backend.chat.history_probe import probe_history
-from mlx_backend.chat.prompt import PromptBuilder, with_marker_stand_ins, with_stand_ins, without_numbers
+from mlx_backend.chat.prompt import (
+    PromptBuilder,
+    Rendering,
+    with_marker_stand_ins,
+    with_stand_ins,
+    without_numbers,
+)
 from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.dialects.tool_prompts import json_tool_prompt
@@ -33,15 +38,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from mlx_backend.byte_cache import CacheBudget
+    from mlx_backend.chat.capabilities import ChatFormat
     from mlx_backend.chat.limits import ReplyLimits
     from mlx_backend.chat.prompt import ImagePlaces, Prompt, TextSize
     from mlx_backend.chat.request import ChatRequest
     from mlx_backend.chat.request_images import SeenImages
-    from mlx_backend.conversation.dialects import Dialect
-    from mlx_backend.conversation.effort_scale import EffortScale
     from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.engine.base import Tokenizer
-    from mlx_backend.models.spec import ModelDefaults
 
 
 log = logging.getLogger(__name__)
@@ -116,26 +119,21 @@ class ChatPrompts:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        dialect: Dialect,
-        *,
-        scale: EffortScale,
-        defaults: ModelDefaults,
-        server_effort: Effort | None,
+        form: ChatFormat,
         limits: ReplyLimits,
         reasoning_store: ReasoningStore,
         caches: CacheBudget | None = None,
     ) -> None:
         self._template = tokenizer.chat_template
-        self._dialect = dialect
-        self._scale = scale
-        self._defaults = defaults
-        self._server_effort = server_effort
+        self._dialect = form.dialect
+        self._traits = form.traits
+        self._scale = form.scale
         self._limits = limits
+        self._settings = limits.settings
         self._reasoning_store = reasoning_store
-        self._traits = probe_history(tokenizer.chat_template)
         self._logged_words: set[str] = set()
         self._has_logged_tools = False
-        self._builder = PromptBuilder(tokenizer, dialect, caches)
+        self._builder = PromptBuilder(tokenizer, form.dialect, caches)
 
     def conversation(self, request: ChatRequest) -> Conversation:
         """Bring the history into canonical form and decide the effort. Raises HistoryError or EffortError."""
@@ -148,8 +146,8 @@ class ChatPrompts:
                 messages,
                 scale=self._scale,
                 background=request.background,
-                model_default=self._defaults.reasoning_effort,
-                server_default=self._server_effort,
+                model_default=self._settings.model_effort,
+                server_default=self._settings.server_effort,
             )
         self._log_unknown_words(resolution)
         messages = self._restore_reasoning(resolution.messages)
@@ -183,12 +181,8 @@ class ChatPrompts:
                     "Images need a chat template, and this model has none. Start the server with --chat-template.",
                     "messages",
                 )
-            return self._builder.mapped(
-                messages,
-                request.role_mapping,
-                add_generation_prompt=request.add_generation_prompt,
-                size=size,
-            )
+            mapped = Rendering(messages, add_generation_prompt=request.add_generation_prompt, size=size)
+            return self._builder.mapped(mapped, request.role_mapping)
         if self._traits.never_ends:
             raise RequestError(
                 "The model's chat template does not come to an end. Start the server with another one: --chat-template."
@@ -208,25 +202,19 @@ class ChatPrompts:
         if images is not None:
             places = images.places(rendered, stand_ins)
             rendered = without_numbers(rendered)
-        if not conversation.is_continued:
-            return self._builder.build(
-                rendered,
-                tools,
-                kwargs,
-                add_generation_prompt=request.add_generation_prompt,
-                own_markers=own_markers,
-                images=places,
-                size=size,
-            )
-        return self._builder.continued(
+        given = Rendering(
             rendered,
             tools,
             kwargs,
-            reasoning=messages[-1].get(REASONING_CONTENT, ""),
-            content=conversation.begun_answer,
+            add_generation_prompt=request.add_generation_prompt or conversation.is_continued,
             own_markers=own_markers,
             images=places,
             size=size,
+        )
+        if not conversation.is_continued:
+            return self._builder.build(given)
+        return self._builder.continued(
+            given, reasoning=messages[-1].get(REASONING_CONTENT, ""), content=conversation.begun_answer
         )
 
     def tool_names(self, request: ChatRequest) -> ToolNames:
@@ -289,7 +277,7 @@ class ChatPrompts:
     def template_kwargs(self, request: ChatRequest, conversation: Conversation) -> dict[str, Any]:
         """Return what the template is given beside messages and tools."""
         resolution = conversation.resolution
-        given = {**self._defaults.template_kwargs, **request.template_kwargs}
+        given = {**self._settings.template_kwargs, **request.template_kwargs}
         if resolution.level is not None and resolution.source != DEFAULT:
             # A stronger source has decided what these were to say.
             overruled = self._scale.arguments | resolution.overruled_arguments

@@ -8,9 +8,10 @@ these alone are twice what fits: a cut in a text makes a few tokens more, not tw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.request import UNLIMITED, ChatRequest, CompletionRequest
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.errors import RequestError
@@ -26,47 +27,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    """How much a request may consist of, whatever the model's context holds."""
-
-    max_messages: int | None = None
-    max_tools: int | None = None
-
-    def check(self, request: ChatRequest) -> None:
-        """Raise the RequestError for a request of more messages or tools."""
-        for field, items, limit in (
-            ("messages", request.messages, self.max_messages),
-            ("tools", request.tools, self.max_tools),
-        ):
-            if limit is not None and len(items) > limit:
-                option = f"--max-{field}"
-                raise RequestError(
-                    f"The request has {len(items)} {field}; this server takes at most {limit} ({option}).",
-                    field,
-                    f"too_many_{field}",
-                    numbers={f"max_{field}": limit},
-                )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyLimits:
-    """The limits of one model, in tokens. None: not limited; `thinking_budget` may also be UNLIMITED."""
+    """The limits of one model, in tokens: its context's, and those of its settings."""
 
     context_length: int
-    max_tokens: int | None = None
-    thinking_budget: int | None = None
-    answer_reserve: int | None = None
+    settings: ModelSettings = field(default_factory=ModelSettings)
+
+    def check(self, request: ChatRequest) -> None:
+        """Raise the RequestError for a request of more messages or tools than the server takes."""
+        for name, items, limit in (
+            ("messages", request.messages, self.settings.max_messages),
+            ("tools", request.tools, self.settings.max_tools),
+        ):
+            if len(items) > limit:
+                raise RequestError(
+                    f"The request has {len(items)} {name}; this server takes at most {limit} (--max-{name}).",
+                    name,
+                    f"too_many_{name}",
+                    numbers={f"max_{name}": limit},
+                )
 
     def max_tokens_of(self, request: ReplyRequest, prompt: Prompt) -> int:
         """Return how many tokens the reply may have. Raises RequestError if the prompt leaves no room for one."""
         length = len(prompt.tokens)
         if not self.has_room_after(length):
             raise self.too_long("prompt" if isinstance(request, CompletionRequest) else "messages", length)
-        limit = request.max_tokens or self.max_tokens or self.context_length
+        limit = request.max_tokens or self.settings.max_tokens or self.context_length
         return min(limit, self.context_length - length)
 
     def has_room_after(self, prompt_tokens: int) -> bool:
-        """Whether a reply fits behind a prompt of this length."""
+        """Whether a reply fits after a prompt of this length."""
         return prompt_tokens < self.context_length
 
     def too_many_messages(self, messages: int) -> RequestError:
@@ -105,16 +95,16 @@ class ReplyLimits:
         """
         if resolution.effort is Effort.NONE:
             return 0
-        limits = (resolution.budget, self.thinking_budget)
+        limits = (resolution.budget, self.settings.thinking_budget)
         if request.thinking_budget is not None:
             limits = (request.thinking_budget, None)
         return min((limit for limit in limits if limit is not None and limit != UNLIMITED), default=None)
 
     def answer_reserve_of(self, request: ChatRequest, max_tokens: int) -> int | None:
         """Return how many of the reply's tokens are kept for the answer: by default at most half of them."""
-        reserve = request.answer_reserve
-        if reserve is None and self.answer_reserve is not None:
-            reserve = min(self.answer_reserve, max_tokens // 2)
+        reserve, default = request.answer_reserve, self.settings.answer_reserve
+        if reserve is None and default is not None:
+            reserve = min(default, max_tokens // 2)
         return reserve or None
 
 

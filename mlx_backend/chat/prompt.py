@@ -24,10 +24,9 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from sys import getsizeof
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlx_backend.byte_cache import ByteCache
@@ -216,7 +215,6 @@ class ImagePlaces:
         )
 
 
-_NONE: Mapping[str, str] = MappingProxyType({})
 _TAIL = 200  # characters of the prompt's end that may hold an opened reasoning channel
 
 
@@ -248,6 +246,24 @@ class TextSize(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """What one prompt is made of.
+
+    `kwargs` are the template's further variables. `own_markers` are stand-ins for markers in texts of our own, which
+    become control tokens (`with_marker_stand_ins`); `images` are those of the messages. `size` raises RequestError for
+    a text that is far too long, before it is tokenised.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    own_markers: Mapping[str, str] = field(default_factory=dict)
+    images: ImagePlaces | None = None
+    size: TextSize | None = None
+
+
 class PromptBuilder:
     """Builds the prompts of one model. Safe to use from several threads."""
 
@@ -257,58 +273,30 @@ class PromptBuilder:
         self._markers = Markers(tokenizer.special_tokens)
         self._frames: ByteCache[str, tuple[str, str]] = ByteCache(caches)
 
-    def build(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_kwargs: Mapping[str, Any],
-        *,
-        add_generation_prompt: bool = True,
-        own_markers: Mapping[str, str] = _NONE,
-        images: ImagePlaces | None = None,
-        size: TextSize | None = None,
-    ) -> Prompt:
-        """Render and tokenise a conversation, up to where the reply begins.
-
-        `own_markers` are stand-ins for markers in texts of our own, which become control tokens
-        (`with_marker_stand_ins`); `images` are those of the messages. `size` raises RequestError for a text that is far
-        too long, before it is tokenised.
-        """
-        text, sentinel = self._render(messages, tools, template_kwargs, add_generation_prompt)
-        for stand_in, marker in own_markers.items():
+    def build(self, given: Rendering) -> Prompt:
+        """Render and tokenise a conversation, up to where the reply begins."""
+        text, sentinel = self._render(given)
+        for stand_in, marker in given.own_markers.items():
             text = text.replace(stand_in, marker)
-        shown = images.shown(text) if images is not None else ShownImages(text)
+        shown = given.images.shown(text) if given.images is not None else ShownImages(text)
         text = shown.text
-        if size is not None:
-            size.check_text(text)
+        if given.size is not None:
+            given.size.check_text(text)
         tokens = self._tokenise(text, sentinel)
         found = shown.found(tokens)
         return Prompt(
             tokens=tuple(tokens),
-            checkpoints=self._checkpoints(text, tokens, template_kwargs, found),
+            checkpoints=self._checkpoints(text, tokens, given.kwargs, found),
             opens_in=self._dialect.opens_in(text[-_TAIL:]),
             images=found,
         )
 
-    def continued(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_kwargs: Mapping[str, Any],
-        *,
-        reasoning: str,
-        content: str,
-        own_markers: Mapping[str, str] = _NONE,
-        images: ImagePlaces | None = None,
-        size: TextSize | None = None,
-    ) -> Prompt:
+    def continued(self, given: Rendering, *, reasoning: str, content: str) -> Prompt:
         """Build the prompt of a reply that has been begun already: it goes on where that text ends."""
-        prompt = self.build(
-            messages, tools, template_kwargs, own_markers=own_markers, images=images, size=size
-        )
-        if size is not None:
+        prompt = self.build(given)
+        if given.size is not None:
             for begun in (reasoning, content):
-                size.check_text(begun)
+                given.size.check_text(begun)
         tokens = list(prompt.tokens)
         continuation = self._dialect.continuation(reasoning, content, opened=prompt.opens_in)
         for marker, pieces in groupby(continuation.pieces, key=lambda piece: piece.marker):
@@ -316,14 +304,7 @@ class PromptBuilder:
             tokens += self._tokenizer.encode(text, control_tokens=marker)
         return replace(prompt, tokens=tuple(tokens), opens_in=continuation.opens_in)
 
-    def mapped(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        roles: Mapping[str, str],
-        *,
-        add_generation_prompt: bool = True,
-        size: TextSize | None = None,
-    ) -> Prompt:
+    def mapped(self, given: Rendering, roles: Mapping[str, str]) -> Prompt:
         """Build the prompt of a model that has no template: before each message goes what `roles` has for its role.
 
         The keys are mlx-lm's: a prefix for each role, "stop" after every message. Markers in the mapping are
@@ -331,28 +312,22 @@ class PromptBuilder:
         """
         tokens = list(self._tokenizer.bos_tokens)
         checkpoints = []
-        for message in messages:
-            if size is not None:
-                size.check_text(str(message["content"]))
+        for message in given.messages:
+            if given.size is not None:
+                given.size.check_text(str(message["content"]))
             tokens += self._tokenizer.encode(roles.get(message["role"], ""), control_tokens=True)
             tokens += self._tokenizer.encode(str(message["content"]), control_tokens=False)
             tokens += self._tokenizer.encode(roles.get("stop", ""), control_tokens=True)
             checkpoints.append(len(tokens))
-        if add_generation_prompt:
+        if given.add_generation_prompt:
             tokens += self._tokenizer.encode(roles.get("assistant", "").rstrip(), control_tokens=True)
         return Prompt(
             tokens=tuple(tokens), checkpoints=tuple(at for at in checkpoints if 0 < at < len(tokens))
         )
 
-    def _render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_kwargs: Mapping[str, Any],
-        add_generation_prompt: bool,
-    ) -> tuple[str, str | None]:
+    def _render(self, given: Rendering) -> tuple[str, str | None]:
         """Return the rendered text, and the sentinel if there is one in it."""
-        data: dict[str, Any] = {"messages": messages, "tools": tools, "kwargs": template_kwargs}
+        data: dict[str, Any] = {"messages": given.messages, "tools": given.tools, "kwargs": given.kwargs}
         sentinel = None
         if self._markers.spelt_in(data):
             sentinel = unused_character(data)
@@ -360,7 +335,7 @@ class PromptBuilder:
         text = self._tokenizer.render(
             data["messages"],
             data["tools"],
-            add_generation_prompt=add_generation_prompt,
+            add_generation_prompt=given.add_generation_prompt,
             **data["kwargs"],
         )
         return text, sentinel

@@ -8,17 +8,17 @@ Knows no HTTP and no MLX: it takes frozen requests, raises errors that name a fi
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from mlx_backend.byte_cache import CacheBudget
-from mlx_backend.chat.capabilities import describe, effort_scale
+from mlx_backend.chat.capabilities import ChatFormat, ModelFacts, describe
 from mlx_backend.chat.chat_prompt import ChatPrompts, ReasoningStore
-from mlx_backend.chat.limits import PromptSize, ReplyLimits, RequestLimits, TokenizedSize
+from mlx_backend.chat.limits import PromptSize, ReplyLimits, TokenizedSize
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.prompt import Prompt
 from mlx_backend.chat.reply import RawText, Reply, ReplySetup, RestoredNames
 from mlx_backend.chat.reply_constraints import ReplyConstraints
@@ -27,11 +27,10 @@ from mlx_backend.chat.request_images import RequestImages
 from mlx_backend.chat.superseded import SupersededReplies
 from mlx_backend.constraints import GrammarError
 from mlx_backend.conversation.parser import ChannelParser
-from mlx_backend.conversation.recognition import recognise
-from mlx_backend.engine.base import GenerationRequest, QueueClient, Sampling
+from mlx_backend.engine.base import ANYONE, GenerationRequest, Sampling
+from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.errors import RequestError
 from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
-from mlx_backend.models.spec import ModelDefaults
 from mlx_backend.preparation import Preparation
 
 if TYPE_CHECKING:
@@ -41,9 +40,8 @@ if TYPE_CHECKING:
     from mlx_backend.chat.reply import FinishedReply, Parser
     from mlx_backend.chat.request import ChatRequest, CompletionRequest, ReplyRequest
     from mlx_backend.chat.request_images import SeenImages
-    from mlx_backend.conversation.effort import Effort
     from mlx_backend.conversation.tool_names import ToolNames
-    from mlx_backend.engine.base import Constraint, Engine, Generation, PromptStart
+    from mlx_backend.engine.base import Constraint, Engine, Generation, PromptStart, QueueClient
     from mlx_backend.images.loader import ImageLoader
 
 log = logging.getLogger(__name__)
@@ -58,77 +56,37 @@ EXPECTED_TOKENS = 2048
 class Service:
     """One chat model: its engine, and what a conversation with it means. Safe to use from several threads.
 
-    What `defaults` leaves open is decided by the other arguments, the server's own. `one_process` is False
-    where several processes share the model: then replies cannot be constrained to a grammar. `images` loads those of
-    requests (None: the model is shown none). `caches` bounds the bytes of what is cached here.
+    `images` loads those of requests (None: the model is shown none). `caches` bounds the bytes of what is cached here.
     """
 
     def __init__(
         self,
         engine: Engine,
+        settings: ModelSettings | None = None,
         *,
-        defaults: ModelDefaults | None = None,
-        effort: Effort | None = None,
-        max_tokens: int | None = None,
-        thinking_budget: int | None = None,
-        answer_reserve: int | None = None,
-        queue_seconds: float | None = None,
-        request_limits: RequestLimits | None = None,
         images: ImageLoader | None = None,
-        background_detection: bool = True,
-        prewarm: bool = True,
-        one_process: bool = True,
         caches: CacheBudget | None = None,
     ) -> None:
         self.engine = engine
-        self.defaults = defaults = defaults or ModelDefaults()
-        self._effort = effort
-        self._queue_seconds = queue_seconds
-        self._request_limits = request_limits or RequestLimits()
-        self._detects_background = (
-            background_detection if defaults.background_detection is None else defaults.background_detection
-        )
-        self._prewarm = prewarm
-        self._one_process = one_process
-        self._client = QueueClient()
+        self.settings = settings = settings or ModelSettings.of()
         caches = caches or CacheBudget()
-        self._reasoning_store = ReasoningStore(caches)
-        self._superseded = SupersededReplies(engine.model_id)
-        self._limits = ReplyLimits(
-            context_length=engine.context_length,
-            max_tokens=defaults.max_tokens or max_tokens,
-            thinking_budget=thinking_budget if defaults.thinking_budget is None else defaults.thinking_budget,
-            answer_reserve=answer_reserve if defaults.answer_reserve is None else defaults.answer_reserve,
-        )
         tokenizer = engine.tokenizer
         self._images = RequestImages(engine, images)
-        self._size = PromptSize(tokenizer, self._limits)
-        self._tokenized_size = TokenizedSize(tokenizer, engine.context_length)
-        self._dialect = recognise(
-            tokenizer.chat_template,
-            tokenizer.special_tokens.values(),
-            tokenizer.response_template,
+        form = ChatFormat.of(
+            self._facts(),
+            settings,
             on_refused=partial(
                 log.warning, "%s is read without the response template of its tokenizer: %s.", engine.model_id
             ),
         )
-        self._constraints = ReplyConstraints(tokenizer, self._dialect, self._limits, caches)
-        self._prompts = ChatPrompts(
-            tokenizer,
-            self._dialect,
-            scale=effort_scale(tokenizer.chat_template, self._dialect, defaults),
-            defaults=defaults,
-            server_effort=effort,
-            limits=self._limits,
-            reasoning_store=self._reasoning_store,
-            caches=caches,
-        )
-
-    def for_client(self, client: QueueClient) -> Self:
-        """Return the same service for the requests of one client."""
-        bound = copy.copy(self)
-        bound._client = client
-        return bound
+        self._dialect = form.dialect
+        self._limits = ReplyLimits(context_length=engine.context_length, settings=settings)
+        self._size = PromptSize(tokenizer, self._limits)
+        self._tokenized_size = TokenizedSize(tokenizer, engine.context_length)
+        self._reasoning_store = ReasoningStore(caches)
+        self._superseded = SupersededReplies(engine.model_id)
+        self._constraints = ReplyConstraints(tokenizer, form.dialect, self._limits, caches)
+        self._prompts = ChatPrompts(tokenizer, form, self._limits, self._reasoning_store, caches)
 
     def prepare(self) -> None:
         """Build in the background what the first constrained reply would have to wait for; log what efforts mean."""
@@ -158,26 +116,26 @@ class Service:
 
     def description(self) -> ModelDescription:
         """Return what this model can do."""
+        return describe(self._facts(), self.settings)
+
+    def _facts(self) -> ModelFacts:
         engine, tokenizer = self.engine, self.engine.tokenizer
-        return describe(
+        special = tokenizer.special_tokens
+        return ModelFacts(
             template=tokenizer.chat_template,
             response_template=tokenizer.response_template,
-            control_tokens=tokenizer.special_tokens.values(),
-            end_tokens=[
-                text for token, text in tokenizer.special_tokens.items() if token in tokenizer.end_tokens
-            ],
+            control_tokens=special.values(),
+            end_tokens=[text for token, text in special.items() if token in tokenizer.end_tokens],
             vocabulary_size=tokenizer.vocabulary_size,
             context_length=engine.context_length,
             advice=engine.sampling_defaults,
-            defaults=self.defaults,
-            server_effort=self._effort,
-            one_process=self._one_process,
-            sees=self._images.are_seen,
+            sees_images=self._images.are_seen,
+            one_process=distributed_backend() is None,
         )
 
-    def chat(self, request: ChatRequest) -> Reply:
-        """Start a reply. Raises RequestError, HistoryError, EffortError or an EngineError."""
-        self._request_limits.check(request)
+    def chat(self, request: ChatRequest, client: QueueClient = ANYONE) -> Reply:
+        """Start a client's reply. Raises RequestError, HistoryError, EffortError or an EngineError."""
+        self._limits.check(request)
         request = self._images.visible(self._recognised(request))
         conversation = self._prompts.conversation(request)
         self._size.check_messages(conversation.messages)
@@ -205,10 +163,10 @@ class Service:
             on_finished=lambda finished: self._on_finished(request, seen, open_call_ids, finished),
             running=self._superseded.reply_to(request),
         )
-        return Reply(self._generate(prompt, request, constraint), setup)
+        return Reply(self._generate(prompt, request, client, constraint), setup)
 
-    def complete(self, request: CompletionRequest) -> Reply:
-        """Start a completion of a bare text. Raises RequestError or an EngineError."""
+    def complete(self, request: CompletionRequest, client: QueueClient = ANYONE) -> Reply:
+        """Start a client's completion of a bare text. Raises RequestError or an EngineError."""
         special_tokens = self.engine.tokenizer.special_tokens
         if isinstance(request.prompt, str):
             self._size.check_text(request.prompt, "prompt")
@@ -223,11 +181,11 @@ class Service:
             priority=request.priority or 0,
             stop=request.stop,
         )
-        return Reply(self._generate(Prompt(tokens=tokens), request), setup)
+        return Reply(self._generate(Prompt(tokens=tokens), request, client), setup)
 
     def prompt(self, request: ChatRequest) -> Prompt:
         """Build the prompt that `chat` would have the engine continue. Raises what `chat` raises about it."""
-        self._request_limits.check(request)
+        self._limits.check(request)
         request = self._images.visible(self._recognised(request))
         conversation = self._prompts.conversation(request)
         images = self._images.seen(request.images, conversation.messages)
@@ -246,9 +204,9 @@ class Service:
 
     def _recognised(self, request: ChatRequest) -> ChatRequest:
         wanted = request.background_detection
-        if not (self._detects_background if wanted is None else wanted):
+        if not (self.settings.background_detection if wanted is None else wanted):
             return request
-        return recognised(request, self._limits.max_tokens)
+        return recognised(request, self.settings.max_tokens)
 
     def _check_length(
         self, request: ChatRequest, conversation: Conversation, prompt: Prompt, images: SeenImages | None
@@ -276,7 +234,11 @@ class Service:
         return RestoredNames(parser, names) if names.differ else parser
 
     def _generate(
-        self, prompt: Prompt, request: ReplyRequest, constraint: Constraint | None = None
+        self,
+        prompt: Prompt,
+        request: ReplyRequest,
+        client: QueueClient,
+        constraint: Constraint | None = None,
     ) -> Generation:
         max_tokens = self._limits.max_tokens_of(request, prompt)
         sampling = self._sampling(request)
@@ -292,20 +254,20 @@ class Service:
                 logprobs=request.logprobs,
                 constraint=constraint,
                 adapter=request.adapter,
-                queue_timeout=self._queue_seconds,
-                priority=self._client.priority_of(request.priority or 0),
-                client=self._client.name,
+                queue_timeout=self.settings.queue_seconds,
+                priority=client.priority_of(request.priority or 0),
+                client=client.name,
                 images=prompt.images,
             )
         )
 
     def _sampling(self, request: ReplyRequest) -> Sampling:
-        """Return the request's settings over the model's defaults over what its makers recommend."""
+        """Return the request's settings over the model's over what its makers recommend."""
         return Sampling(
             **{
                 "temperature": DEFAULT_TEMPERATURE,
                 **self.engine.sampling_defaults,
-                **self.defaults.sampling,
+                **self.settings.sampling,
                 **request.sampling,
             }
         )
@@ -343,7 +305,7 @@ class Service:
         is_continued = isinstance(last, dict) and last.get("role") == "assistant"
         # A background request (a title) has no next turn, and must not displace the user's own.
         is_background = request.background is not None or (request.priority or 0) > 0
-        if self._prewarm and not (request.raw or is_continued or is_background):
+        if self.settings.prewarm and not (request.raw or is_continued or is_background):
             self.engine.prewarm(lambda: self._next_turn(request, answer, images), request.adapter)
 
     def _next_turn(

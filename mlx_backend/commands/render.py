@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
+    from mlx_backend.chat.capabilities import ChatFormat
     from mlx_backend.chat.chat_prompt import ChatPrompts
     from mlx_backend.chat.limits import ReplyLimits
-    from mlx_backend.conversation.dialects import Dialect
-    from mlx_backend.conversation.effort_scale import EffortScale
     from mlx_backend.engine.base import Tokenizer
 
 
@@ -57,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a result for every request on standard input; return 1 if any could not be used."""
     from mlx_backend.errors import EngineError
 
-    default: Model | None = None
+    default: PromptedModel | None = None
     if arguments.model or arguments.template:
         try:
             default = _of_folder(arguments.model) if arguments.model else _of_template(arguments.template)
@@ -71,58 +70,47 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class Model:
+class PromptedModel:
     """A model as far as prompts need it."""
 
-    dialect: Dialect
-    scale: EffortScale
+    form: ChatFormat
     limits: ReplyLimits
     prompts: ChatPrompts
     tokenizer: Tokenizer
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, context_length: int) -> Model:
+    def of(cls, tokenizer: Tokenizer, context_length: int) -> PromptedModel:
         """Make it of a tokenizer, as the server does for a model without settings of its own."""
-        from mlx_backend.chat.capabilities import effort_scale
+        from mlx_backend.chat.capabilities import ChatFormat, ModelFacts
         from mlx_backend.chat.chat_prompt import ChatPrompts, ReasoningStore
         from mlx_backend.chat.limits import ReplyLimits
-        from mlx_backend.conversation.recognition import recognise
-        from mlx_backend.models.spec import ModelDefaults
 
-        dialect = recognise(
-            tokenizer.chat_template, tokenizer.special_tokens.values(), tokenizer.response_template
-        )
         limits = ReplyLimits(context_length=context_length)
-        defaults = ModelDefaults()
-        scale = effort_scale(tokenizer.chat_template, dialect, defaults)
-        prompts = ChatPrompts(
-            tokenizer,
-            dialect,
-            scale=scale,
-            defaults=defaults,
-            server_effort=None,
-            limits=limits,
-            reasoning_store=ReasoningStore(),
+        facts = ModelFacts(
+            template=tokenizer.chat_template,
+            response_template=tokenizer.response_template,
+            control_tokens=tokenizer.special_tokens.values(),
         )
-        return cls(dialect, scale, limits, prompts, tokenizer)
+        form = ChatFormat.of(facts, limits.settings)
+        return cls(form, limits, ChatPrompts(tokenizer, form, limits, ReasoningStore()), tokenizer)
 
 
 _NO_CONTEXT_LENGTH = 1 << 30  # a template says nothing of it
 
 
-def _of_template(file: str) -> Model:
+def _of_template(file: str) -> PromptedModel:
     from mlx_backend.commands.template_tokenizer import TemplateTokenizer
 
-    return Model.of(TemplateTokenizer(read_template(Path(file))), _NO_CONTEXT_LENGTH)
+    return PromptedModel.of(TemplateTokenizer(read_template(Path(file))), _NO_CONTEXT_LENGTH)
 
 
-def _of_folder(folder: str) -> Model:
+def _of_folder(folder: str) -> PromptedModel:
     from mlx_backend.device.importing import importing_mlx
 
     with importing_mlx("off"):  # a tokenizer multiplies no matrices
         from mlx_backend.engine.mlx.loading import load_tokenizer
 
-    return Model.of(*load_tokenizer(folder))
+    return PromptedModel.of(*load_tokenizer(folder))
 
 
 def _request(line: bytes) -> dict[str, Any]:
@@ -135,7 +123,9 @@ def _request(line: bytes) -> dict[str, Any]:
         raise InputError(error.message) from error
 
 
-def _answer(default: Model | None, find: Callable[[str], Model], request: dict[str, Any]) -> dict[str, Any]:
+def _answer(
+    default: PromptedModel | None, find: Callable[[str], PromptedModel], request: dict[str, Any]
+) -> dict[str, Any]:
     """Return the result for one request. `find` makes the model of its own `template_file`. Raises InputError."""
     from mlx_backend.api.errors import ApiError, as_api_error
     from mlx_backend.conversation.effort import EffortError
@@ -149,7 +139,9 @@ def _answer(default: Model | None, find: Callable[[str], Model], request: dict[s
         raise InputError(refused.message, refused.param) from error
 
 
-def _model_of(request: dict[str, Any], default: Model | None, find: Callable[[str], Model]) -> Model:
+def _model_of(
+    request: dict[str, Any], default: PromptedModel | None, find: Callable[[str], PromptedModel]
+) -> PromptedModel:
     file = request.get("template_file")
     if isinstance(file, str) and file:
         return find(file)
@@ -161,7 +153,7 @@ def _model_of(request: dict[str, Any], default: Model | None, find: Callable[[st
     return default
 
 
-def _rendered(request: dict[str, Any], model: Model) -> dict[str, Any]:
+def _rendered(request: dict[str, Any], model: PromptedModel) -> dict[str, Any]:
     from mlx_backend.api.openai.chat_body import ChatBody
     from mlx_backend.chat.request import recognised
     from mlx_backend.conversation.effort_sources import DEFAULT
@@ -180,7 +172,7 @@ def _rendered(request: dict[str, Any], model: Model) -> dict[str, Any]:
             "source": decided.source,
             "budget": model.limits.thinking_budget_of(chat, decided),
         },
-        "levels": [effort.value for effort in model.scale.efforts],
-        "default": model.scale.default.value if model.scale.default else None,
-        "dialect": model.dialect.name,
+        "levels": [effort.value for effort in model.form.scale.efforts],
+        "default": model.form.scale.default.value if model.form.scale.default else None,
+        "dialect": model.form.dialect.name,
     }

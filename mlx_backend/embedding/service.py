@@ -8,13 +8,12 @@ Knows no HTTP and no MLX. Thread-safe.
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from mlx_backend.embedding.base import EncodedText
-from mlx_backend.engine.base import QueueClient
+from mlx_backend.engine.base import ANYONE
 from mlx_backend.errors import EngineRefused, RequestError
 from mlx_backend.models.description import ModelDescription
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.embedding.embedding_config import Role
     from mlx_backend.embedding.worker import EmbeddingJob, Worker
+    from mlx_backend.engine.base import QueueClient
 
 MAX_TEXTS = 2048  # in a request; OpenAI's limit
 
@@ -80,13 +80,6 @@ class Embedder:
 
     def __init__(self, engine: Worker) -> None:
         self.engine = engine
-        self._client = QueueClient()
-
-    def for_client(self, client: QueueClient) -> Self:
-        """Return the same service for the requests of one client."""
-        bound = copy.copy(self)
-        bound._client = client
-        return bound
 
     def description(self) -> ModelDescription:
         """Return what it can do."""
@@ -95,15 +88,13 @@ class Embedder:
             kind=info.model_type, context_length=info.context_length, capabilities=(info.model_type,)
         )
 
-    def embed(self, request: EmbeddingRequest) -> PendingResult:
+    def embed(self, request: EmbeddingRequest, client: QueueClient = ANYONE) -> PendingResult:
         """Start to embed texts. Raises RequestError for what is not possible, EngineBusy or EngineStopped."""
         dimensions = self._dimensions(request.dimensions)
         texts = [self._encode(index, text, request) for index, text in enumerate(request.texts)]
-        return PendingResult(
-            self.engine.submit(texts, dimensions, client=self._client.name), _count_tokens(texts)
-        )
+        return PendingResult(self.engine.submit(texts, dimensions, client=client.name), _count_tokens(texts))
 
-    def rerank(self, request: RerankRequest) -> PendingResult:
+    def rerank(self, request: RerankRequest, client: QueueClient = ANYONE) -> PendingResult:
         """Start to score documents. Raises RequestError for what is not possible, EngineBusy or EngineStopped."""
         info = self.engine.info
         if request.instruction is not None and not info.accepts_instructions:
@@ -121,9 +112,7 @@ class Embedder:
                 raise RequestError(str(error), "query", "context_length_exceeded") from None
             pairs.append(pair)
             truncated += was_truncated
-        return PendingResult(
-            self.engine.submit(pairs, client=self._client.name), _count_tokens(pairs), truncated
-        )
+        return PendingResult(self.engine.submit(pairs, client=client.name), _count_tokens(pairs), truncated)
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return a text's tokens."""

@@ -78,6 +78,10 @@ class QueueClient:
         return wanted if self.priority is None else min(self.priority + max(0, wanted), MAX_PRIORITY)
 
 
+ANYONE = QueueClient()
+"""Whose a request is where clients are not told apart."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One prompt to continue.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mlx_backend.chat.service import Service
     from mlx_backend.embedding.service import Embedder
-    from mlx_backend.engine.base import QueueClient
     from mlx_backend.models.description import ModelDescription
     from mlx_backend.models.model_type import ModelType
 
@@ -50,14 +49,6 @@ class ModelStatus:
     pinned: bool = False
     detail: str = ""
     aliases: tuple[str, ...] = ()  # the other names it is listed under
-
-
-class ModelService(Protocol):
-    """What every kind of loaded model has in common."""
-
-    def for_client(self, client: QueueClient) -> Self:
-        """Return the same service for the requests of one client."""
-        ...
 
 
 class Lease[S](Protocol):

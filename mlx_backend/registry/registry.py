@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from mlx_backend.chat.capabilities import FolderDescriber
-from mlx_backend.chat.limits import RequestLimits
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
 from mlx_backend.device.memory import room_for_weights
 from mlx_backend.device.too_large import too_large
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import Engine
     from mlx_backend.models.engine_options import EngineOptions
     from mlx_backend.models.model_type import ModelType
-    from mlx_backend.models.spec import ModelDefaults, ModelSpec
+    from mlx_backend.models.spec import ModelSpec
     from mlx_backend.registry.base import LoadProgress
     from mlx_backend.registry.catalogue import Catalogue
     from mlx_backend.registry.model_pool import ModelLease
@@ -148,7 +148,7 @@ class MultiModelRegistry:
         spec = self._pool.find(name)
         if (model_type := self._catalogue.model_type(spec)) != "llm":
             return self._describe_embedder(spec, model_type)
-        options, defaults = spec.options(self._options), self._defaults(spec)
+        options, settings = spec.options(self._options), self._settings_of(spec)
         service = self._pool.services().get(spec.name)
         if isinstance(service, Service):
             engine = service.engine.status()
@@ -163,16 +163,12 @@ class MultiModelRegistry:
             return ModelDescription(
                 capabilities=(),  # nothing is known before it is downloaded, and "completion" would read as all of it
                 context_length=options.context_length,
-                sampling=defaults.sampling,
-                default_max_tokens=defaults.max_tokens,
+                sampling=settings.sampling,
+                default_max_tokens=settings.max_tokens,
                 adapters=tuple(options.adapters),
             )
         return self._folder_describer.describe(
-            folder,
-            options=options,
-            defaults=defaults,
-            server_effort=self._settings.reasoning_effort,
-            one_process=distributed_backend() is None,
+            folder, options, settings, one_process=distributed_backend() is None
         )
 
     def _describe_embedder(self, spec: ModelSpec, model_type: ModelType) -> ModelDescription:
@@ -238,21 +234,10 @@ class MultiModelRegistry:
             embedding = replace(self._embedding_options(spec), allow_download=may_download)
             return Embedder(self._load_worker(spec, model_type, embedding, progress))
         options = replace(spec.options(self._options), allow_download=may_download)
-        settings = self._settings
-        engine = self._load_engine(spec, options, progress)
         service = Service(
-            engine,
-            defaults=self._defaults(spec),
-            effort=settings.reasoning_effort,
-            max_tokens=settings.max_tokens,
-            thinking_budget=settings.thinking_budget,
-            answer_reserve=settings.answer_reserve,
-            queue_seconds=settings.queue_seconds,
-            request_limits=RequestLimits(max_messages=settings.max_messages, max_tools=settings.max_tools),
+            self._load_engine(spec, options, progress),
+            self._settings_of(spec),
             images=self._images,
-            background_detection=settings.background_detection,
-            prewarm=settings.prewarm,
-            one_process=distributed_backend() is None,
             caches=self.memory.host_caches if self.memory is not None else None,
         )
         service.prepare()
@@ -269,15 +254,8 @@ class MultiModelRegistry:
             **chosen,
         )
 
-    def _defaults(self, spec: ModelSpec) -> ModelDefaults:
-        """Return the model's defaults, with the server's for sampling, budgets and length where they set none."""
-        own, server = spec.defaults, self._settings
-        return replace(
-            own,
-            max_tokens=own.max_tokens or server.max_tokens,
-            effort_budgets=own.effort_budgets or server.effort_budgets,
-            **{**server.sampling, **own.sampling},
-        )
+    def _settings_of(self, spec: ModelSpec) -> ModelSettings:
+        return ModelSettings.of(spec.defaults, self._settings)
 
 
 def image_loader(settings: Settings) -> ImageLoader:

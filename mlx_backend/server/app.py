@@ -72,7 +72,7 @@ class App:
         self._cors = CorsPolicy(settings.cors_origins)
         # A key makes this needless: a web page does not know it.
         self._hosts = AllowedHosts(["*"] if self.api_keys.are_required else settings.allowed_hosts)
-        table = all_routes(settings) if routes is None else routes
+        table = all_routes() if routes is None else routes
         self._urls = Map(
             [Rule(route.path, endpoint=route, methods=[route.method]) for route in table],
             strict_slashes=False,

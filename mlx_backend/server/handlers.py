@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from mlx_backend.api.errors import ApiError
     from mlx_backend.conversation.effort_sources import Resolution
-    from mlx_backend.registry.base import Lease, ModelRegistry, ModelService
+    from mlx_backend.registry.base import Lease, ModelRegistry
     from mlx_backend.server.auth import Client
     from mlx_backend.server.in_flight import InFlightRequests
     from mlx_backend.server.metrics import Metrics
@@ -121,9 +121,8 @@ class ReplyHandler:
                     lambda: backend.models.acquire(call.model, settings.load_seconds), on_disconnect
                 )
             )
-            service = lease.service.for_client(backend.client.in_queue)
             with preparation():
-                reply, writer = call.start(service)
+                reply, writer = call.start(lease.service, backend.client.in_queue)
             backend.charge(reply.usage.prompt_tokens)
             stack.callback(lambda: backend.charge(reply.usage.completion_tokens))
             model = lease.service.engine.model_id
@@ -153,7 +152,7 @@ def _effort_header(decided: Resolution, budget: int | None) -> str:
     return "; ".join(parts)
 
 
-class JsonHandler[S: ModelService]:
+class JsonHandler[S]:
     """A model computes one JSON object."""
 
     def __init__(self, protocol: JsonProtocol[S]) -> None:
@@ -168,9 +167,8 @@ class JsonHandler[S: ModelService]:
         acquire = partial(call.acquire, backend.models, settings.load_seconds)
         with backend.lease(acquire, on_disconnect) as lease:
             started = time.perf_counter()
-            service = lease.service.for_client(backend.client.in_queue)
             with nullcontext() if call.waits_for_engine else preparation():
-                answer = call.answer(service, on_disconnect)
+                answer = call.answer(lease.service, backend.client.in_queue, on_disconnect)
         if answer.cost is not None:
             backend.charge(answer.cost.tokens)
             _end(backend.record, answer.cost, time.perf_counter() - started, left=answer.body is None)

@@ -17,14 +17,13 @@ from mlx_backend.server.status import HealthHandler, HomeHandler, MetricsHandler
 
 if TYPE_CHECKING:
     from mlx_backend.server.handlers import Handler
-    from mlx_backend.settings import Settings
 
 
-def all_routes(settings: Settings) -> list[Route]:
+def all_routes() -> list[Route]:
     """Return the server's routes. Those of an API are found with and without /v1."""
     started = int(time.time())
     api: list[tuple[str, str, Handler]] = [
-        ("POST", "/chat/completions", ReplyHandler(ChatCompletions(settings))),
+        ("POST", "/chat/completions", ReplyHandler(ChatCompletions())),
         ("POST", "/completions", ReplyHandler(Completions())),
         ("POST", "/embeddings", JsonHandler(Embeddings())),
         ("POST", "/rerank", JsonHandler(Rerank())),

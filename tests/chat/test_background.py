@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scripted_engine import HARMONY_TEMPLATE, ScriptedEngine
 
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.service import Service
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.models.spec import ModelDefaults
+from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
     from mlx_backend.chat.reply import Reply
@@ -34,13 +36,15 @@ ANSWER = "<|channel|>final<|message|>Greetings<|return|>"
 
 def sent(
     *messages: dict[str, Any],
-    service: dict[str, Any] | None = None,
+    server: dict[str, Any] | None = None,
+    own: ModelDefaults | None = None,
     template: str = HARMONY_TEMPLATE,
     **request: Any,
 ) -> tuple[Reply, GenerationRequest]:
     """The reply to a request, and what the engine was asked for."""
     with ScriptedEngine([ANSWER], chat_template=template) as engine:
-        chat = Service(engine, **(service or {})).chat(ChatRequest(messages=messages or [TITLE], **request))
+        service = Service(engine, ModelSettings.of(own, Settings(**(server or {}))))
+        chat = service.chat(ChatRequest(messages=messages or [TITLE], **request))
         list(chat.events())
         return chat, engine.requests[-1].request
 
@@ -51,14 +55,14 @@ def effort_of(reply: Reply) -> tuple[Effort, str]:
 
 
 def test_a_title_is_answered_briefly_at_low_effort_and_after_users_turns() -> None:
-    reply, request = sent(service={"effort": Effort.HIGH})
+    reply, request = sent(server={"reasoning_effort": Effort.HIGH})
     assert effort_of(reply) == (Effort.LOW, "background request: Open WebUI, title")
     assert (reply.priority, request.priority, request.max_tokens) == (1, 1, 1000)
     assert request.constraint is not None  # the tokens that are kept for the answer
 
 
 def test_any_other_request_is_answered_as_before() -> None:
-    reply, request = sent(HELLO, service={"effort": Effort.HIGH})
+    reply, request = sent(HELLO, server={"reasoning_effort": Effort.HIGH})
     assert effort_of(reply) == (Effort.HIGH, "server default")
     assert (request.priority, request.constraint) == (0, None)
     assert request.max_tokens > 100_000
@@ -90,7 +94,7 @@ def test_the_lowest_effort_is_none_only_for_a_model_that_was_made_for_it(
 def test_an_effort_that_the_request_states_is_kept(
     fields: dict[str, Any], messages: list[dict[str, Any]], source: str
 ) -> None:
-    reply, request = sent(*messages, TITLE, service={"effort": Effort.MEDIUM}, fields=fields)
+    reply, request = sent(*messages, TITLE, server={"reasoning_effort": Effort.MEDIUM}, fields=fields)
     assert effort_of(reply)[1] == source
     assert request.priority == 1  # nothing was said about that
 
@@ -104,9 +108,9 @@ def test_a_priority_and_limits_that_the_request_sets_are_kept() -> None:
 
 
 def test_a_lower_limit_of_the_server_or_the_model_holds() -> None:
-    assert sent(service={"max_tokens": 500})[1].max_tokens == 500
-    assert sent(service={"max_tokens": 5000})[1].max_tokens == 1000
-    assert sent(service={"defaults": ModelDefaults(max_tokens=20)})[1].max_tokens == 20
+    assert sent(server={"max_tokens": 500})[1].max_tokens == 500
+    assert sent(server={"max_tokens": 5000})[1].max_tokens == 1000
+    assert sent(own=ModelDefaults(max_tokens=20))[1].max_tokens == 20
 
 
 def test_a_prompt_for_code_may_have_a_long_answer() -> None:
@@ -131,18 +135,18 @@ def test_most_of_the_tokens_are_kept_for_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("service", "request_"),
+    ("settings", "request_"),
     [
-        ({"background_detection": False}, {}),
-        ({"defaults": ModelDefaults(background_detection=False)}, {}),
+        ({"server": {"background_detection": False}}, {}),
+        ({"own": ModelDefaults(background_detection=False)}, {}),
         ({}, {"background_detection": False}),
-        ({"defaults": ModelDefaults(background_detection=True)}, {"background_detection": False}),
+        ({"own": ModelDefaults(background_detection=True)}, {"background_detection": False}),
     ],
 )
 def test_the_server_a_model_or_a_request_can_turn_the_recognition_off(
-    service: dict[str, Any], request_: dict[str, Any]
+    settings: dict[str, Any], request_: dict[str, Any]
 ) -> None:
-    reply, request = sent(service=service, **request_)
+    reply, request = sent(**settings, **request_)
     assert effort_of(reply) == (Effort.MEDIUM, "default")
     assert (request.priority, request.constraint) == (0, None)
 
@@ -150,8 +154,8 @@ def test_the_server_a_model_or_a_request_can_turn_the_recognition_off(
 def test_a_model_or_a_request_can_turn_it_on_where_the_server_has_it_off() -> None:
     off = {"background_detection": False}
     defaults = ModelDefaults(background_detection=True)
-    assert effort_of(sent(service={**off, "defaults": defaults})[0])[0] is Effort.LOW
-    assert effort_of(sent(service=off, background_detection=True)[0])[0] is Effort.LOW
+    assert effort_of(sent(server=off, own=defaults)[0])[0] is Effort.LOW
+    assert effort_of(sent(server=off, background_detection=True)[0])[0] is Effort.LOW
 
 
 def test_a_recognised_request_has_no_next_turn_to_prepare() -> None:
@@ -167,7 +171,7 @@ def test_a_recognised_request_has_no_next_turn_to_prepare() -> None:
 
 def test_a_prompt_is_counted_with_the_effort_it_is_answered_with() -> None:
     with ScriptedEngine([ANSWER]) as engine:
-        service = Service(engine, effort=Effort.MEDIUM)
+        service = Service(engine, ModelSettings.of(server=Settings(reasoning_effort=Effort.MEDIUM)))
         counted = service.prompt(ChatRequest(messages=[TITLE])).tokens
         list(service.chat(ChatRequest(messages=[TITLE])).events())
         assert list(engine.requests[-1].request.prompt) == list(counted)

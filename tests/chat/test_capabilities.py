@@ -10,8 +10,9 @@ from engine_models import byte_level, write_adapter, write_model, write_qwen, wr
 from scripted_engine import HARMONY_MARKERS, HARMONY_TEMPLATE
 from test_template_traits import CODER_LIKE, GEMMA_LIKE, QWEN_LIKE
 
-from mlx_backend.chat.capabilities import FolderDescriber, describe
+from mlx_backend.chat.capabilities import FolderDescriber, ModelFacts, describe
 from mlx_backend.chat.effort_probe import probe_effort
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.demo import MODEL_PATH
@@ -20,6 +21,7 @@ from mlx_backend.models import files as model_files
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelDefaults
+from mlx_backend.settings import Settings
 
 QWEN = QWEN_LIKE + "{% for tool in tools %}{% endfor %}<tool_call></tool_call><think></think>"
 R1 = "{{ messages[-1].content.split('</think>')[-1] }}{% if add_generation_prompt %}<think>\n{% endif %}"
@@ -35,14 +37,22 @@ CHATML = ["<|im_start|>", "<|im_end|>"]
 
 
 def told(template: str | None, tokens: Any = CHATML, **changes: Any) -> ModelDescription:
-    facts: dict[str, Any] = {"vocabulary_size": 512, "context_length": 1024, "advice": {}}
-    facts |= {"defaults": ModelDefaults()} | changes
-    return describe(template=template, control_tokens=tokens, **facts)
+    own, effort = changes.pop("defaults", None), changes.pop("server_effort", None)
+    facts: dict[str, Any] = {"vocabulary_size": 512, "context_length": 1024} | changes
+    settings = ModelSettings.of(own, Settings(reasoning_effort=effort))
+    return describe(ModelFacts(template=template, control_tokens=tokens, **facts), settings)
 
 
-def from_folder(folder: Path, **changes: Any) -> ModelDescription:
-    settings: dict[str, Any] = {"options": EngineOptions(), "defaults": ModelDefaults()}
-    return FolderDescriber().describe(folder, **settings | changes)
+def from_folder(
+    folder: Path,
+    *,
+    options: EngineOptions | None = None,
+    defaults: ModelDefaults | None = None,
+    describer: FolderDescriber | None = None,
+    **more: Any,
+) -> ModelDescription:
+    describer = describer or FolderDescriber()
+    return describer.describe(folder, options or EngineOptions(), ModelSettings.of(defaults), **more)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +147,7 @@ RESPONSE_TEMPLATE = {
 
 def loaded(folder: Path, defaults: ModelDefaults, **options: Any) -> ModelDescription:
     with load_engine(folder, **options) as engine:
-        return Service(engine, defaults=defaults).description()
+        return Service(engine, ModelSettings.of(defaults)).description()
 
 
 @pytest.mark.parametrize(
@@ -269,7 +279,7 @@ def test_a_broken_folder_is_described_as_far_as_it_goes_and_the_log_says_why(
     folders = FolderDescriber()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            description = folders.describe(tmp_path, options=EngineOptions(), defaults=ModelDefaults())
+            description = from_folder(tmp_path, describer=folders)
     assert "completion" in description.capabilities
     assert description.context_length in (None, 99)
     [line] = caplog.messages
@@ -286,7 +296,7 @@ def test_a_template_that_never_ends_is_tried_once_and_its_model_listed_by_what_i
     folders = FolderDescriber()
 
     def described() -> ModelDescription:
-        return folders.describe(tmp_path, options=EngineOptions(), defaults=ModelDefaults())
+        return from_folder(tmp_path, describer=folders)
 
     first, tried = described(), probe_effort.cache_info().misses
     assert list(first.efforts) == ALL.split()
@@ -301,7 +311,7 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     folders = FolderDescriber()
 
     def length() -> int | None:
-        return folders.describe(tmp_path, options=EngineOptions(), defaults=ModelDefaults()).context_length
+        return from_folder(tmp_path, describer=folders).context_length
 
     assert length() == 99
     config.write_text('{"max_position_embeddings": 1000}')

@@ -12,7 +12,7 @@ from chat_templates import GEMMA_3, qwen_xml
 from scripted_engine import HARMONY_TEMPLATE
 
 from mlx_backend.chat.request import ChatRequest
-from mlx_backend.commands.render import Model
+from mlx_backend.commands.render import PromptedModel
 from mlx_backend.commands.template_tokenizer import TemplateTokenizer
 from mlx_backend.demo import MODEL_PATH
 
@@ -132,7 +132,7 @@ class History:
 
 @pytest.mark.parametrize("source", sources())
 def test_everything_of_a_history_is_in_the_prompt_and_in_order(source: str) -> None:
-    model = Model.of(TemplateTokenizer(source), 1 << 30)
+    model = PromptedModel.of(TemplateTokenizer(source), 1 << 30)
     for seed in range(HISTORIES):
         history = History(seed)
         request = ChatRequest(messages=history.messages, tools=TOOLS)
@@ -164,7 +164,7 @@ UNUSUAL = [
 def test_unusual_arguments_and_results_keep_their_characters(
     source: str, arguments: dict[str, Any], words: list[str]
 ) -> None:
-    model = Model.of(TemplateTokenizer(source), 1 << 30)
+    model = PromptedModel.of(TemplateTokenizer(source), 1 << 30)
     written = json.dumps(arguments, ensure_ascii=False)
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "Question?"},
@@ -192,7 +192,7 @@ def test_unusual_arguments_and_results_keep_their_characters(
 def test_a_tool_of_which_little_more_than_the_name_is_given_is_told(
     source: str, rest: dict[str, Any]
 ) -> None:
-    model = Model.of(TemplateTokenizer(source), 1 << 30)
+    model = PromptedModel.of(TemplateTokenizer(source), 1 << 30)
     tools = [{"type": "function", "function": {"name": "current_time", **rest}}]
     request = ChatRequest(messages=[{"role": "user", "content": "Question?"}], tools=tools)
     prompt = model.tokenizer.decode(model.prompts.prompt(request, model.prompts.conversation(request)).tokens)

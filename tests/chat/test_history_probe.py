@@ -11,7 +11,7 @@ import pytest
 
 from mlx_backend.chat.history_probe import probe_history
 from mlx_backend.chat.request import ChatRequest
-from mlx_backend.commands.render import Model
+from mlx_backend.commands.render import PromptedModel
 from mlx_backend.commands.template_tokenizer import TemplateTokenizer
 from mlx_backend.conversation.message_layout import CallIds
 from mlx_backend.conversation.template import TemplateTraits
@@ -109,8 +109,8 @@ LAYOUTS = {
 
 def prompt(source: str, messages: list[dict[str, Any]], *, tools: bool = False, **kwargs: Any) -> str:
     """What the server would render."""
-    model = Model.of(TemplateTokenizer(source), 1 << 30)
-    fields = {"reasoning_effort": "high"} if model.scale.levels else {}
+    model = PromptedModel.of(TemplateTokenizer(source), 1 << 30)
+    fields = {"reasoning_effort": "high"} if model.form.scale.levels else {}
     request = ChatRequest(
         messages=messages, tools=TOOLS if tools else (), template_kwargs=kwargs, fields=fields
     )

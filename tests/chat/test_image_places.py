@@ -9,15 +9,16 @@ import pytest
 from chat_templates import GEMMA_3_VISION, GEMMA_3_VISION_MARKERS, QWEN_VL, QWEN_VL_MARKERS
 from scripted_engine import ScriptedTokenizer
 
+from mlx_backend.chat.capabilities import ChatFormat
 from mlx_backend.chat.chat_prompt import ChatPrompts, ReasoningStore
-from mlx_backend.chat.effort_probe import probe_effort
+from mlx_backend.chat.history_probe import probe_history
 from mlx_backend.chat.limits import ReplyLimits
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.request_images import SeenImages
+from mlx_backend.conversation.effort_scale import EffortScale
 from mlx_backend.conversation.recognition import recognise
 from mlx_backend.engine.images import ImageMarkup, PreparedImage
 from mlx_backend.errors import RequestError
-from mlx_backend.models.spec import ModelDefaults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,12 +78,9 @@ class Model:
         self.dialect = recognise(template, markers)
         self.prompts = ChatPrompts(
             self.tokenizer,
-            self.dialect,
-            scale=probe_effort(template, reasons=False, budgets=()),
-            defaults=ModelDefaults(),
-            server_effort=None,
-            limits=ReplyLimits(context_length=4096),
-            reasoning_store=ReasoningStore(),
+            ChatFormat(self.dialect, probe_history(template), EffortScale()),
+            ReplyLimits(context_length=4096),
+            ReasoningStore(),
         )
 
     def prompt(self, messages: Sequence[dict[str, Any]], sizes: Sequence[int], **fields: Any) -> Prompt:

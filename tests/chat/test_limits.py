@@ -1,9 +1,12 @@
 """Which of several limits holds for a reply."""
 
+from typing import Any
+
 import pytest
 
 from mlx_backend.chat.effort_probe import probe_effort
 from mlx_backend.chat.limits import ReplyLimits
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.prompt import Prompt
 from mlx_backend.chat.request import UNLIMITED, ChatRequest, CompletionRequest
 from mlx_backend.conversation.effort import Effort
@@ -11,6 +14,10 @@ from mlx_backend.conversation.effort_sources import Resolution, resolve
 from mlx_backend.errors import RequestError
 
 CHAT = ChatRequest(messages=[])
+
+
+def limits_of(**server: Any) -> ReplyLimits:
+    return ReplyLimits(context_length=100, settings=ModelSettings(**server))
 
 
 def prompt(length: int) -> Prompt:
@@ -24,7 +31,7 @@ def prompt(length: int) -> Prompt:
 def test_max_tokens_is_the_requests_then_the_models_and_never_more_than_fits(
     requested: int | None, configured: int | None, expected: int
 ) -> None:
-    limits = ReplyLimits(context_length=100, max_tokens=configured)
+    limits = limits_of(max_tokens=configured)
     assert limits.max_tokens_of(ChatRequest(messages=[], max_tokens=requested), prompt(10)) == expected
 
 
@@ -68,7 +75,7 @@ def at(effort: str) -> Resolution:
 
 
 def test_the_thinking_budget_is_the_requests_then_the_models_and_none_at_effort_none() -> None:
-    limits = ReplyLimits(context_length=100, thinking_budget=9)
+    limits = limits_of(thinking_budget=9)
     unlimited = ChatRequest(messages=[], thinking_budget=UNLIMITED)
     assert limits.thinking_budget_of(CHAT, at("high")) == 9
     assert limits.thinking_budget_of(unlimited, at("high")) is None
@@ -77,7 +84,7 @@ def test_the_thinking_budget_is_the_requests_then_the_models_and_none_at_effort_
 
 
 def test_an_effort_that_stands_for_a_budget_keeps_to_the_models_and_gives_way_to_the_requests() -> None:
-    open_, tight = ReplyLimits(context_length=100), ReplyLimits(context_length=100, thinking_budget=60)
+    open_, tight = ReplyLimits(context_length=100), limits_of(thinking_budget=60)
     assert [open_.thinking_budget_of(CHAT, at(effort)) for effort in ("low", "medium")] == [50, 70]
     assert [tight.thinking_budget_of(CHAT, at(effort)) for effort in ("low", "medium")] == [50, 60]
     asked = ChatRequest(messages=[], thinking_budget=99)
@@ -85,7 +92,7 @@ def test_an_effort_that_stands_for_a_budget_keeps_to_the_models_and_gives_way_to
 
 
 def test_a_configured_answer_reserve_is_at_most_half_the_reply_and_a_requested_one_is_not() -> None:
-    limits = ReplyLimits(context_length=100, answer_reserve=30)
+    limits = limits_of(answer_reserve=30)
     assert limits.answer_reserve_of(CHAT, 80) == 30
     assert limits.answer_reserve_of(CHAT, 40) == 20
     assert limits.answer_reserve_of(ChatRequest(messages=[], answer_reserve=35), 40) == 35
@@ -93,6 +100,6 @@ def test_a_configured_answer_reserve_is_at_most_half_the_reply_and_a_requested_o
 
 
 def test_a_request_may_do_without_the_configured_answer_reserve() -> None:
-    limits = ReplyLimits(context_length=100, answer_reserve=30)
+    limits = limits_of(answer_reserve=30)
     assert limits.answer_reserve_of(ChatRequest(messages=[], answer_reserve=0), 80) is None
-    assert ReplyLimits(context_length=100, answer_reserve=0).answer_reserve_of(CHAT, 80) is None
+    assert limits_of(answer_reserve=0).answer_reserve_of(CHAT, 80) is None

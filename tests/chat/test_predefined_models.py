@@ -10,7 +10,8 @@ from predefined_templates import FAMILIES, PredefinedFamily
 from running_server import RunningServer, running
 
 from dify_mlx_provider.packaging.predefined import MODELS, Predefined, declaration
-from mlx_backend.chat.capabilities import describe
+from mlx_backend.chat.capabilities import ModelFacts, describe
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.conversation.dialects import detect
 from mlx_backend.conversation.events import ReasoningDelta, ToolCallEnd, ToolCallStart
 from mlx_backend.conversation.parser import ChannelParser, parse_text
@@ -18,7 +19,6 @@ from mlx_backend.engine.mlx import load_engine
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.files import context_length
 from mlx_backend.models.recommended import RECOMMENDED_MODELS
-from mlx_backend.models.spec import ModelDefaults
 
 WEATHER = {
     "type": "function",
@@ -48,14 +48,13 @@ every_model = pytest.mark.parametrize("model", MODELS, ids=[model.model for mode
 
 
 def found_in(template: str, family: PredefinedFamily) -> ModelDescription:
-    return describe(
+    facts = ModelFacts(
         template=template,
         control_tokens=family.markers,
         vocabulary_size=512,
         context_length=context_length(family.config),
-        advice={},
-        defaults=ModelDefaults(),
     )
+    return describe(facts, ModelSettings.of())
 
 
 def features_of(found: ModelDescription) -> set[str]:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from scripted_engine import ScriptedEngine
 
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.reply import Reply
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.service import Service
@@ -76,7 +77,7 @@ def test_the_next_turn_prefills_only_its_message_and_the_generation_prompt(
     sampling: dict[str, Any],
 ) -> None:
     with load_engine(MODEL_PATH) as engine, load_engine(MODEL_PATH) as cold_engine:
-        warm, cold = Service(engine), Service(cold_engine, prewarm=False)
+        warm, cold = Service(engine), Service(cold_engine, ModelSettings(prewarm=False))
         encode = engine.tokenizer.encode
         read = chat(warm, TURNS)
         for turn, count in zip(TURNS[1:], read[1:], strict=True):
@@ -109,7 +110,7 @@ def test_a_tool_result_finds_the_call_and_its_reasoning_in_the_cache() -> None:
 
 def test_prewarming_can_be_turned_off() -> None:
     with ScriptedEngine(lambda _: "<|channel|>final<|message|>Hi.<|return|>") as engine:
-        answered(Service(engine, prewarm=False).chat(ChatRequest(messages=[user("hello")])))
+        answered(Service(engine, ModelSettings(prewarm=False)).chat(ChatRequest(messages=[user("hello")])))
         assert not engine.warmups
         answered(Service(engine).chat(ChatRequest(messages=[user("hello")])))
         [plan] = engine.warmups

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scripted_engine import ScriptedEngine, Transcript
 
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.request import ChatRequest, CompletionRequest
 from mlx_backend.chat.service import Service
 from mlx_backend.constraints.vocabulary import Vocabulary
@@ -210,9 +211,14 @@ def test_it_is_not_continued_if_the_request_says_so() -> None:
 
 def test_max_tokens_is_the_requests_or_the_servers_or_what_the_context_leaves() -> None:
     with ScriptedEngine(lambda _: ANSWER, context_length=1000) as engine:
-        for service, requested in ((Service(engine), None), (Service(engine, max_tokens=50), None)):
+        for service, requested in (
+            (Service(engine), None),
+            (Service(engine, ModelSettings(max_tokens=50)), None),
+        ):
             events_of(service.chat(ChatRequest(messages=[USER], max_tokens=requested)))
-        events_of(Service(engine, max_tokens=50).chat(ChatRequest(messages=[USER], max_tokens=7)))
+        events_of(
+            Service(engine, ModelSettings(max_tokens=50)).chat(ChatRequest(messages=[USER], max_tokens=7))
+        )
         events_of(Service(engine).chat(ChatRequest(messages=[USER], max_tokens=10**9)))
         length = len(engine.requests[0].request.prompt)
         assert [a.request.max_tokens for a in engine.requests] == [1000 - length, 50, 7, 1000 - length]

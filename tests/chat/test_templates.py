@@ -9,6 +9,7 @@ from engine_models import write_model
 from running_server import running
 from scripted_engine import HARMONY_TEMPLATE, ScriptedEngine
 
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.service import Service
 from mlx_backend.engine.mlx import load_engine
@@ -63,7 +64,7 @@ def test_a_template_that_is_given_replaces_the_models_own(tmp_path: Path) -> Non
     model = write_model(tmp_path / "model")
     template = "{{ greeting }}{% for message in messages %}[{{ message.content }}]{% endfor %}"
     with load_engine(model, chat_template=template) as engine:
-        service = Service(engine, defaults=ModelDefaults(template_kwargs={"greeting": "hey"}))
+        service = Service(engine, ModelSettings.of(ModelDefaults(template_kwargs={"greeting": "hey"})))
         reply = service.chat(ChatRequest(messages=[{"role": "user", "content": "fox"}], max_tokens=1))
         list(reply.events())
         assert engine.tokenizer.chat_template == template
@@ -75,7 +76,7 @@ def test_a_template_that_is_given_replaces_the_models_own(tmp_path: Path) -> Non
 def test_a_requests_template_arguments_win_over_the_servers() -> None:
     template = HARMONY_TEMPLATE + "{{ mood }}"
     with ScriptedEngine(lambda _: "x<|return|>", chat_template=template) as engine:
-        service = Service(engine, defaults=ModelDefaults(template_kwargs={"mood": "calm"}))
+        service = Service(engine, ModelSettings.of(ModelDefaults(template_kwargs={"mood": "calm"})))
         for kwargs, shown in (({}, "calm"), ({"mood": "wild"}, "wild")):
             list(service.chat(ChatRequest(messages=MESSAGES, template_kwargs=kwargs)).events())
             assert engine.requests[-1].prompt.endswith(shown)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from running_server import RunningServer, running
 
-from mlx_backend.chat.prompt import PromptBuilder
+from mlx_backend.chat.prompt import PromptBuilder, Rendering
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.history import sanitise
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
@@ -88,7 +88,7 @@ def test_control_tokens_spelt_by_a_user_are_text_to_the_real_tokenizer(engine: E
     builder = PromptBuilder(tokenizer, DIALECTS["harmony"])
 
     def control_tokens(text: str) -> list[str]:
-        prompt = builder.build(user(text), None, {"reasoning_effort": "low"})
+        prompt = builder.build(Rendering(user(text), None, {"reasoning_effort": "low"}))
         assert text in tokenizer.decode(prompt.tokens)
         return [tokenizer.special_tokens[t] for t in prompt.tokens if t in tokenizer.special_tokens]
 

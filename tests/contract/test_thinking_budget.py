@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from running_server import RunningServer, running
 
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.request import UNLIMITED, ChatRequest
 from mlx_backend.chat.service import Service
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.models.spec import ModelDefaults
+from mlx_backend.settings import Settings
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 OSLO = [{"role": "user", "content": "What is the weather in Oslo?"}]
@@ -170,6 +172,11 @@ def test_drafts_say_the_same_under_a_budget(server: RunningServer) -> None:
             assert answer(drafting, **case) == answer(server, **case)
 
 
+def service_of(engine: Engine, own: ModelDefaults | None = None, **server: Any) -> Service:
+    """A service with a model's own settings, and these of the server."""
+    return Service(engine, ModelSettings.of(own, Settings(**server)))
+
+
 def test_the_models_own_budget_holds_where_a_request_has_none(engine: Engine) -> None:
     def reasoned(service: Service, **fields: Any) -> int:
         effort = {"reasoning_effort": "high"}
@@ -177,8 +184,8 @@ def test_the_models_own_budget_holds_where_a_request_has_none(engine: Engine) ->
         list(reply.events())
         return reply.usage.reasoning_tokens
 
-    of_the_model = Service(engine, defaults=ModelDefaults(thinking_budget=6), thinking_budget=9)
-    of_the_server = Service(engine, thinking_budget=9)
+    of_the_model = service_of(engine, ModelDefaults(thinking_budget=6), thinking_budget=9)
+    of_the_server = service_of(engine, thinking_budget=9)
     assert [reasoned(service) for service in (of_the_model, of_the_server)] == [6, 9]
     assert reasoned(of_the_model, thinking_budget=12) == 12
     assert reasoned(of_the_model, thinking_budget=UNLIMITED) == reasoned(Service(engine)) > 12
@@ -193,11 +200,9 @@ def test_a_server_may_keep_room_for_answers_that_no_client_asks_for(engine: Engi
         list(reply.events())
         return reply.usage.reasoning_tokens, reply.usage.completion_tokens
 
-    asked = Service(engine, prewarm=False)
-    of_the_server = Service(engine, answer_reserve=30, prewarm=False)
-    of_the_model = Service(
-        engine, defaults=ModelDefaults(answer_reserve=12), answer_reserve=30, prewarm=False
-    )
+    asked = service_of(engine, prewarm=False)
+    of_the_server = service_of(engine, answer_reserve=30, prewarm=False)
+    of_the_model = service_of(engine, ModelDefaults(answer_reserve=12), answer_reserve=30, prewarm=False)
     for room in (20, 60):
         for service, reserve in ((of_the_server, 30), (of_the_model, 12)):
             told = tokens(service, room)

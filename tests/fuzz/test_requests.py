@@ -18,14 +18,13 @@ from werkzeug.test import Client
 
 from mlx_backend.server.openapi import document
 from mlx_backend.server.routes import all_routes
-from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from werkzeug.test import TestResponse
 
-DOCUMENT = document(all_routes(Settings()))
+DOCUMENT = document(all_routes())
 OPERATIONS = {
     operation.ok().path: operation.ok()
     for operation in schemathesis.openapi.from_dict(DOCUMENT).get_all_operations()

@@ -13,7 +13,6 @@ from served_models import app_of_every_type
 from werkzeug.test import Client
 
 from mlx_backend.server.routes import all_routes
-from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,9 +36,9 @@ def test_every_route_is_in_it(document: dict[str, Any]) -> None:
         for path, operations in document["paths"].items()
         for method in operations
     }
-    for route in all_routes(Settings()):
+    for route in all_routes():
         assert {(route.method, route.path), (route.method, "/v1" + route.path)} & described, route
-    assert len(described) == sum(not route.path.startswith("/v1") for route in all_routes(Settings()))
+    assert len(described) == sum(not route.path.startswith("/v1") for route in all_routes())
 
 
 def test_every_schema_in_it_is_one_and_every_reference_leads_somewhere(document: dict[str, Any]) -> None:

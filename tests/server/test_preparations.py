@@ -13,7 +13,7 @@ from scripted_engine import ScriptedEngine, ScriptedTokenizer
 from scripted_server import ANSWER
 from single_model import SingleModelRegistry
 
-from mlx_backend.chat.limits import RequestLimits
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
 from mlx_backend.constraints.compiler import Rules
 from mlx_backend.constraints.sandbox import Verdict
@@ -100,7 +100,7 @@ def tokenizer() -> Iterator[SlowTokenizer]:
 def server(tokenizer: SlowTokenizer) -> Iterator[RunningServer]:
     settings = Settings(port=0, max_queue=32, max_concurrent=8)
     with ScriptedEngine(lambda _: ANSWER, tokenizer=tokenizer, context_length=1 << 20) as engine:
-        service = Service(engine, prewarm=False)
+        service = Service(engine, ModelSettings(prewarm=False))
         with served(SingleModelRegistry(service), settings) as server:
             yield server
 
@@ -202,7 +202,7 @@ def test_messages_and_tools_are_limited_in_number(
 ) -> None:
     with ExitStack() as stack:
         engine = stack.enter_context(ScriptedEngine(lambda _: ANSWER))
-        service = Service(engine, request_limits=RequestLimits(max_messages=3, max_tools=2))
+        service = Service(engine, ModelSettings(max_messages=3, max_tools=2))
         server = stack.enter_context(served(SingleModelRegistry(service), Settings(port=0, max_queue=1)))
         status, body = server.call(path, fields)
     assert (status, body["error"]["message"], body["error"]["code"]) == (400, words, code)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mlx_backend.chat.reply import Reply, ReplyEvent, Usage
-    from mlx_backend.engine.base import Progress
+    from mlx_backend.engine.base import Progress, QueueClient
 
 ANSWER = "<|channel|>final<|message|>Paris.<|return|>"
 
@@ -54,8 +54,9 @@ class LinesCall:
     model: str | None = None
     ignored: Sequence[str] = ()
 
-    def start(self, service: Service) -> tuple[Reply, LinesWriter]:
-        return service.chat(ChatRequest(messages=[{"role": "user", "content": self.question}])), LinesWriter()
+    def start(self, service: Service, client: QueueClient) -> tuple[Reply, LinesWriter]:
+        asked = ChatRequest(messages=[{"role": "user", "content": self.question}])
+        return service.chat(asked, client), LinesWriter()
 
 
 class LinesWriter:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mlx_backend.api.openai.objects import ReasoningObject
     from mlx_backend.chat.reply import Reply, ReplyEvent
     from mlx_backend.chat.service import Service
-    from mlx_backend.settings import Settings
+    from mlx_backend.engine.base import QueueClient
 
 
 class ChatCompletions(OpenAIProtocol):
@@ -50,13 +50,10 @@ class ChatCompletions(OpenAIProtocol):
         event=ChatChunk,
     )
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
     def parse(self, body: bytes) -> ChatCall:
         """Parse a request. Raises ApiError naming the field that is wrong."""
         written = with_extra_body(decode_json(body))
-        return ChatCall(ChatBody.parse(written), written, self._settings)
+        return ChatCall(ChatBody.parse(written), written)
 
 
 @dataclass(frozen=True)
@@ -64,24 +61,23 @@ class ChatCall(BodyCall[ChatBody]):
     """Implements `ReplyCall`. `written` is the body as the client wrote it: effort is looked up there."""
 
     written: Mapping[str, Any]
-    settings: Settings
 
     @property
     def stream(self) -> bool:
         """Whether the reply is to be streamed."""
         return bool(self.body.stream)
 
-    def start(self, service: Service) -> tuple[Reply, ChatWriter]:
+    def start(self, service: Service, client: QueueClient) -> tuple[Reply, ChatWriter]:
         """Start the reply, with the reasoning where the request, the model or the server wants it."""
-        default = service.defaults.reasoning_format or self.settings.reasoning_format
-        reasoning_format = self.body.reasoning_format_or(default)
-        reply = service.chat(self.body.request(self.written, reasoning_format))
+        settings = service.settings
+        reasoning_format = self.body.reasoning_format_or(settings.reasoning_format)
+        reply = service.chat(self.body.request(self.written, reasoning_format), client)
         engine = service.engine
         writer = ChatWriter(
             engine.model_id,
             call_id=reply.call_id,
             reasoning_format=reasoning_format,
-            reasoning_field=self.settings.reasoning_field,
+            reasoning_field=settings.reasoning_field,
             include_usage=self.body.include_usage,
             logprobs=ChatLogprobs(engine.tokenizer.bytes_of) if self.body.logprobs else None,
             reasoning=reasoning_object(reply),

@@ -18,6 +18,7 @@ from mlx_backend.conversation.events import ContentDelta, ReasoningDelta, Stream
 if TYPE_CHECKING:
     from mlx_backend.chat.reply import Reply, ReplyEvent
     from mlx_backend.chat.service import Service
+    from mlx_backend.engine.base import QueueClient
 
 
 class Completions(OpenAIProtocol):
@@ -43,9 +44,9 @@ class CompletionCall(BodyCall[CompletionBody]):
         """Whether the reply is to be streamed."""
         return bool(self.body.stream)
 
-    def start(self, service: Service) -> tuple[Reply, TextWriter]:
+    def start(self, service: Service, client: QueueClient) -> tuple[Reply, TextWriter]:
         """Start the reply."""
-        reply = service.complete(self.body.request())
+        reply = service.complete(self.body.request(), client)
         engine = service.engine
         has_logprobs = self.body.logprobs is not None
         writer = TextWriter(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlx_backend.api.base import OnDisconnect
     from mlx_backend.embedding.embedding_config import Role
     from mlx_backend.embedding.service import Embedder
+    from mlx_backend.engine.base import QueueClient
     from mlx_backend.registry.base import Lease, ModelRegistry
 
 # The words for a text's role that clients of Cohere, Voyage, NVIDIA, Jina and sentence-transformers send.
@@ -132,9 +133,9 @@ class EmbeddingsCall(BodyCall[EmbeddingsBody]):
         """Lease the embedding model."""
         return models.acquire_embedder(self.model, wait, "embedding")
 
-    def answer(self, service: Embedder, on_disconnect: OnDisconnect) -> JsonAnswer:
+    def answer(self, service: Embedder, client: QueueClient, on_disconnect: OnDisconnect) -> JsonAnswer:
         """Compute the vectors."""
-        pending = service.embed(self.request)
+        pending = service.embed(self.request, client)
         with on_disconnect(pending.close):
             vectors = pending.vectors()
         model = service.engine.model_id

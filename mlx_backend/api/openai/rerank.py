@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.api.base import OnDisconnect
     from mlx_backend.embedding.service import Embedder
+    from mlx_backend.engine.base import QueueClient
     from mlx_backend.registry.base import Lease, ModelRegistry
 
 
@@ -86,9 +87,9 @@ class RerankCall(BodyCall[RerankBody]):
         """Lease the rerank model."""
         return models.acquire_embedder(self.model, wait, "rerank")
 
-    def answer(self, service: Embedder, on_disconnect: OnDisconnect) -> JsonAnswer:
+    def answer(self, service: Embedder, client: QueueClient, on_disconnect: OnDisconnect) -> JsonAnswer:
         """Compute the scores."""
-        pending = service.rerank(self.request)
+        pending = service.rerank(self.request, client)
         with on_disconnect(pending.close):
             scores = pending.scores(raw=self.body.raw_scores is True)
         model = service.engine.model_id

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.api.base import OnDisconnect
     from mlx_backend.chat.service import Service
+    from mlx_backend.engine.base import QueueClient
     from mlx_backend.registry.base import Lease, ModelRegistry
 
 
@@ -108,7 +109,9 @@ class TokenizeCall(BodyCall[TokenizedText | TokenizedChat]):
         """Lease a model of any type."""
         return models.acquire_any(self.model, wait)
 
-    def answer(self, service: Service | Embedder, _on_disconnect: OnDisconnect) -> JsonAnswer:
+    def answer(
+        self, service: Service | Embedder, _client: QueueClient, _on_disconnect: OnDisconnect
+    ) -> JsonAnswer:
         """Tokenise."""
         return JsonAnswer(answer(service, self.body, self.written))
 
@@ -132,7 +135,7 @@ class DetokenizeCall(BodyCall[DetokenizeBody]):
         """Lease a language model."""
         return models.acquire(self.model, wait)
 
-    def answer(self, service: Service, _on_disconnect: OnDisconnect) -> JsonAnswer:
+    def answer(self, service: Service, _client: QueueClient, _on_disconnect: OnDisconnect) -> JsonAnswer:
         """Decode the tokens."""
         return JsonAnswer({"prompt": self.body.text(service)})
 

@@ -12,6 +12,7 @@ from running_server import RunningServer, running, served
 from scripted_engine import HARMONY_TEMPLATE, ScriptedEngine
 from scripted_server import client_of
 
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.demo import MODEL_PATH
@@ -199,7 +200,7 @@ def test_efforts_that_are_budgets_are_listed_as_such_and_the_log_says_so(
         ]
     assert not any("held to budgets" in message for message in caplog.messages), "it has levels of its own"
     with ScriptedEngine(lambda _: "", chat_template=template, model_id="thinker") as engine:
-        Service(engine, defaults=ModelDefaults(effort_budgets=((Effort.LOW, 500),))).prepare()
+        Service(engine, ModelSettings.of(ModelDefaults(effort_budgets=((Effort.LOW, 500),)))).prepare()
     assert "The reasoning of thinker is held to budgets of tokens: low 500, medium 4,096." in caplog.messages
 
 
