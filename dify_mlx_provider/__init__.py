@@ -5,10 +5,9 @@ What Dify's SDK loads, and where a call of Dify goes from there:
     provider.py, models/   the classes the SDK loads; they only delegate
     settings/              what a person sets: validation (are the credentials good?), model_schema (what can a model
                            do?), parameters (the panel), coercion (values written for another model)
-    chat/                  invocation (one call), messages, content_parts, extra_body, token_limits, background_requests
-                           (those Dify makes by itself), history_trimming (leaves out old turns) with turns,
-                           cut_search and oversized_prompt; back: stream_reader (chunks to events), leaked_markup,
-                           tool_calls, think_block, agent_rounds, cut_answers, abandoned_answers
+    chat/                  invocation (one call), messages, content_parts, dify_requests (those Dify makes by itself),
+                           long_chats (leaves out old turns), answer_limits; back: stream_reader (chunks to events),
+                           leaked_markup, tool_calls, think_block, abandoned_answers
     knowledge/             embeddings, rerank
     servers/               which server answers: discovery, probe, base; a file a kind: mlx_backend, mlx_lm, lm_studio,
                            llama_cpp, ollama, vllm; requests and token_count to any of them; efforts

@@ -28,7 +28,7 @@ from mlx_backend.conversation.scanner import MarkerSet
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from dify_mlx_provider.chat.tool_calls import ToolCall, ToolCallAssembler
+    from dify_mlx_provider.chat.tool_calls import ServerToolCall, ToolCallAssembler
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.events import Event
     from mlx_backend.conversation.tools import ToolDefinition
@@ -75,7 +75,7 @@ class LeakedMarkupParser:
         self._spells_opener = False  # a block was opened, or its opener spelt, in the text so far
         self._parser: ChannelParser | None = None
         self._answer: LeakedMarkupParser | None = None  # reads what follows a block of reasoning
-        self._open: dict[int, ToolCall] = {}
+        self._open: dict[int, ServerToolCall] = {}
         self._assumed_reasoning: list[str] | None = None  # reasoning only by `starts_in_reasoning`
         if starts_in_reasoning:
             self._parser = self._new_parser(THINK, Channel.ANALYSIS)

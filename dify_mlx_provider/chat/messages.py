@@ -9,7 +9,8 @@ none; they are left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dify_plugin.entities.model.message import (
@@ -20,10 +21,9 @@ from dify_plugin.entities.model.message import (
     UserPromptMessage,
 )
 
-from dify_mlx_provider.chat.agent_rounds import without_breaks
 from dify_mlx_provider.chat.content_parts import AcceptedMedia, accepted_media, message_content
-from dify_mlx_provider.chat.extra_body import parse_extra_body
-from dify_mlx_provider.chat.think_block import remove_guards
+from dify_mlx_provider.chat.think_block import remove_guards, without_breaks
+from dify_mlx_provider.servers.requests import parse_extra_body
 from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.history import sanitise
 
@@ -32,26 +32,39 @@ if TYPE_CHECKING:
     from dify_mlx_provider.upstream.credentials import Credentials
 
 
-def chat_request(
-    model: str,
-    credentials: Credentials,
-    messages: Sequence[PromptMessage],
-    parameters: Mapping[str, Any],
-    *,
-    tools: Sequence[PromptMessageTool] | None = None,
-    stop: Sequence[str] | None = None,
-    described: ServedModel | None = None,
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCall:
+    """One call of Dify to a chat model.
+
+    `form` is the credential form as Dify sent it, `parameters` are the settings with the SDK's defaults, `chosen` names
+    those that Dify sent, and `efforts` are those the model has. `user` is Dify's id of who asks.
+    """
+
+    model: str
+    form: Mapping[str, Any]
+    messages: Sequence[PromptMessage]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[PromptMessageTool] = ()
+    stop: Sequence[str] = ()
+    stream: bool = True
+    user: str | None = None
+    chosen: Collection[str] = ()
+    efforts: Collection[str] = ()
+
+
+def chat_request(call: ChatCall, credentials: Credentials, described: ServedModel | None) -> dict[str, Any]:
     """Return the body of one streamed chat request. Raises ValueError with a sentence for the user.
 
     `described` is what the server says of the model.
     """
-    tool_fields = [_tool(tool) for tool in tools or ()]
-    media = accepted_media(model.strip(), credentials, described)
-    questions = [index for index, message in enumerate(messages) if isinstance(message, UserPromptMessage)]
+    tool_fields = [_tool(tool) for tool in call.tools]
+    media = accepted_media(call.model, credentials, described)
+    questions = [
+        index for index, message in enumerate(call.messages) if isinstance(message, UserPromptMessage)
+    ]
     asked = questions[-1] if questions else 0
     shown = without_breaks(
-        [_message(message, media, is_earlier=index < asked) for index, message in enumerate(messages)]
+        [_message(message, media, is_earlier=index < asked) for index, message in enumerate(call.messages)]
     )
     preserves = described is not None and described.preserves_reasoning
     history = sanitise(shown, tools=tool_fields, policy=HistoryPolicy(keeps_answered_turns=preserves))
@@ -62,15 +75,15 @@ def chat_request(
         if reasoning := message.get("reasoning_content"):
             message["reasoning_content"] = remove_guards(reasoning)
     body: dict[str, Any] = {
-        "model": model.strip(),
+        "model": call.model,
         "messages": history,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    body.update(_parameters(parameters))
+    body.update(_parameters(call.parameters))
     if tool_fields:
         body["tools"] = tool_fields
-    if words := [word for word in stop or () if word]:
+    if words := [word for word in call.stop if word]:
         body["stop"] = words
     return body
 

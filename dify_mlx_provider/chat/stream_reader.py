@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.chat.leaked_markup import LeakedMarkupParser
-from dify_mlx_provider.chat.tool_calls import ToolCall, ToolCallAssembler
+from dify_mlx_provider.chat.tool_calls import ServerToolCall, ToolCallAssembler
 from dify_mlx_provider.upstream.errors import Unavailable
 from dify_mlx_provider.upstream.sse import SurrogateJoiner
 from mlx_backend.conversation import reasoning_fields
@@ -37,7 +37,7 @@ class StreamResult:
 
     finish_reason: str | None = None
     usage: Mapping[str, Any] = field(default_factory=dict)
-    calls: list[ToolCall] = field(default_factory=list)
+    calls: list[ServerToolCall] = field(default_factory=list)
 
 
 class StreamReader:

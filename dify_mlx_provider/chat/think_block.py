@@ -14,19 +14,24 @@ can break it:
 - The answer's first lines would belong to that raw HTML too, and a list or table there would stay unformatted. So a
   blank line follows the block. Workflows strip it.
 - A block that begins in the middle of a line is no block to the page. So a blank line goes before it, unless it is the
-  first thing that is shown. Dify shows an agent's rounds one behind the other with nothing between: `follows` is what
-  the rounds before have shown, and the blank line then goes before an answer as well.
+  first thing that is shown. Dify shows the texts of an agent's rounds as one text, with nothing between them: `follows`
+  is what the rounds before have shown, and the blank line then goes before an answer as well. It is taken out again
+  when the round comes back in the history (`without_breaks`), because the model did not write it.
 """
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider.chat.agent_rounds import missing_break
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 OPEN, CLOSE = "<think>\n", "\n</think>"
 
+_PARAGRAPH_BREAK = "\n\n"
 _UNSEEN = "\u200b"
 _GUARD = f"<{_UNSEEN}"
 _AFTER_TABLE = f"\n\n{_UNSEEN}"
@@ -165,3 +170,41 @@ def open_fence(block: str) -> str:
             fence = ""
     # With the opening line's indentation: inside a list, a fence without it would open a new one.
     return f"\n{indent}{fence}" if fence else ""
+
+
+# -- an agent's rounds -----------------------------------------------------------------------------------------
+
+
+def missing_break(shown: str) -> str:
+    """Return what a shown text lacks of a blank line at its end; nothing if nothing was shown."""
+    newlines = len(shown) - len(shown.rstrip("\n"))
+    return _PARAGRAPH_BREAK[newlines:] if shown else ""
+
+
+def shown_before(messages: Sequence[tuple[str, str]]) -> str:
+    """Return the text of the round before the one that answers these messages (role, text); "" if it is the first."""
+    if not messages or messages[-1][0] != "tool":
+        return ""
+    for role, text in reversed(messages):
+        if role == "user":
+            break
+        if role == "assistant" and text.strip():
+            return text
+    return ""
+
+
+def without_breaks(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a history without the blank lines that were put between rounds."""
+    cleaned: list[dict[str, Any]] = []
+    shown, follows_result = "", False
+    for message in messages:
+        role, text = message["role"], message["content"]
+        if role == "assistant" and isinstance(text, str) and text.strip():
+            if follows_result:
+                message = {**message, "content": text.removeprefix(missing_break(shown))}
+            shown = text
+        elif role == "user":
+            shown = ""
+        follows_result = role == "tool"
+        cleaned.append(message)
+    return cleaned

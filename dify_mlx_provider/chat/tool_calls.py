@@ -23,7 +23,7 @@ _TRAILING_GARBAGE = frozenset("]}) \t\r\n`;")
 
 
 @dataclass
-class ToolCall:
+class ServerToolCall:
     """A tool call being assembled."""
 
     id: str = ""
@@ -35,17 +35,17 @@ class ToolCallAssembler:
     """The calls of one answer, in the order they started."""
 
     def __init__(self) -> None:
-        self._calls: list[ToolCall] = []
-        self._by_index: dict[int, ToolCall] = {}
+        self._calls: list[ServerToolCall] = []
+        self._by_index: dict[int, ServerToolCall] = {}
         self._length = 0
 
-    def start_call(self, name: str) -> ToolCall:
+    def start_call(self, name: str) -> ServerToolCall:
         """Add a call and return it, to be filled in by the caller."""
-        call = ToolCall(name=name)
+        call = ServerToolCall(name=name)
         self._calls.append(call)
         return call
 
-    def discard(self, call: ToolCall) -> None:
+    def discard(self, call: ServerToolCall) -> None:
         """Remove a call."""
         self._calls = [other for other in self._calls if other is not call]
 
@@ -55,7 +55,7 @@ class ToolCallAssembler:
             return
         nested = delta.get("function")
         function = nested if isinstance(nested, Mapping) else delta
-        piece = ToolCall(
+        piece = ServerToolCall(
             _word(delta.get("id")), _word(function.get("name")), _arguments(function.get("arguments"))
         )
         self._length += len(piece.id) + len(piece.name) + len(piece.arguments)
@@ -70,7 +70,7 @@ class ToolCallAssembler:
         else:
             self._add_to(self._call_for(piece), piece)
 
-    def finish(self, *, cut: bool) -> list[ToolCall]:
+    def finish(self, *, cut: bool) -> list[ServerToolCall]:
         """Return the calls, but not one that the token limit cut: it must not be run."""
         calls = [call for call in self._calls if call.name]
         if cut and calls and calls[-1] is self._calls[-1] and not _is_json(calls[-1].arguments):
@@ -84,7 +84,7 @@ class ToolCallAssembler:
             call.arguments = _repair_arguments(join_surrogates(call.arguments))
         return calls
 
-    def _add_indexed(self, index: int, piece: ToolCall) -> None:
+    def _add_indexed(self, index: int, piece: ServerToolCall) -> None:
         call = self._by_index.get(index)
         if call is not None and _starts_new_call(call, piece):
             call = None
@@ -92,14 +92,14 @@ class ToolCallAssembler:
             call.name += piece.name  # a name in pieces
         self._by_index[index] = self._add_to(call, piece)
 
-    def _add_to(self, call: ToolCall | None, piece: ToolCall) -> ToolCall:
+    def _add_to(self, call: ServerToolCall | None, piece: ServerToolCall) -> ServerToolCall:
         call = self.start_call("") if call is None else call
         call.id = call.id or piece.id
         call.name = call.name or piece.name
         call.arguments += piece.arguments
         return call
 
-    def _call_for(self, piece: ToolCall) -> ToolCall | None:
+    def _call_for(self, piece: ServerToolCall) -> ServerToolCall | None:
         """Return the call a piece without an index continues: by its id, or the last one; None if it starts a call."""
         if piece.id:
             return next((call for call in self._calls if call.id == piece.id), None)
@@ -110,7 +110,7 @@ class ToolCallAssembler:
         return last if continues else None
 
 
-def _starts_new_call(call: ToolCall, piece: ToolCall) -> bool:
+def _starts_new_call(call: ServerToolCall, piece: ServerToolCall) -> bool:
     """Whether a piece starts a call although its index is taken: some servers give every call index 0."""
     if not piece.name:
         return False

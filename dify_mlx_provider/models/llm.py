@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dify_plugin import LargeLanguageModel
 
 from dify_mlx_provider.chat.invocation import count_prompt_tokens, fold, invoke
+from dify_mlx_provider.chat.messages import ChatCall
 from dify_mlx_provider.dify_errors import DifyErrorMapping
 from dify_mlx_provider.settings.coercion import coerce
 from dify_mlx_provider.settings.model_schema import ServerSchemas
@@ -54,20 +55,20 @@ class MLXLargeLanguageModel(ServerSchemas, DifyErrorMapping, LargeLanguageModel)
         user: str | None = None,
     ) -> LLMResult | Generator[LLMResultChunk, None, None]:
         """Answer one call of Dify."""
-        chunks = invoke(
-            model,
-            credentials,
-            prompt_messages,
-            model_parameters,
-            tools=tools,
-            stop=stop,
+        call = ChatCall(
+            model=model.strip(),
+            form=credentials,
+            messages=prompt_messages,
+            parameters=model_parameters,
+            tools=tools or (),
+            stop=stop or (),
             stream=stream,
             user=user,
             chosen=self._chosen,
             efforts=self._efforts(model, credentials),
-            usage_of=lambda prompt, completion: self._calc_response_usage(
-                model, credentials, prompt, completion
-            ),
+        )
+        chunks = invoke(
+            call, lambda prompt, answer: self._calc_response_usage(model, credentials, prompt, answer)
         )
         return chunks if stream else fold(model, chunks)
 
@@ -79,7 +80,8 @@ class MLXLargeLanguageModel(ServerSchemas, DifyErrorMapping, LargeLanguageModel)
         tools: list[PromptMessageTool] | None = None,
     ) -> int:
         """Count a prompt's tokens."""
-        return count_prompt_tokens(model, credentials, prompt_messages, tools)
+        call = ChatCall(model=model.strip(), form=credentials, messages=prompt_messages, tools=tools or ())
+        return count_prompt_tokens(call)
 
     def validate_credentials(self, model: str, credentials: Mapping[str, Any]) -> None:
         """Check that the server answers and serves the model."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dify_mlx_provider.servers import discovery
 from dify_mlx_provider.servers.efforts import nearest
@@ -195,6 +195,31 @@ def adapt_request(
     for name in omit:
         request.pop(name, None)
     return merge_fields(request, extra)
+
+
+def parse_extra_body(value: Any) -> dict[str, Any]:
+    """Parse the setting Extra body. Raises ValueError with a sentence for the user."""
+    fields = value
+    if isinstance(value, str):
+        try:
+            fields = json.loads(value, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"the setting Extra body is not valid JSON ({error}). Write an object such as "
+                '{"logit_bias": {"42": -100}}, or leave it empty.'
+            ) from error
+    if not isinstance(fields, Mapping):
+        raise ValueError(
+            f'the setting Extra body must be a JSON object such as {{"top_k": 20}}, not {str(value)[:60]!r}.'
+        )
+    for name in PROTECTED_FIELDS:
+        if name in fields:
+            raise ValueError(f"the setting Extra body may not hold {name!r}: Dify sets it. Remove it.")
+    return dict(fields)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def merge_fields(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,11 +37,12 @@ import dify_plugin
 from dify_plugin.entities.model.llm import LLMUsage
 from dify_plugin.entities.model.message import UserPromptMessage
 from dify_mlx_provider.chat.invocation import invoke
+from dify_mlx_provider.chat.messages import ChatCall
 
-answer = invoke(
-    "default", {"endpoint_url": sys.argv[1]}, [UserPromptMessage(content="hi")], {}, tools=None, stop=None, stream=True,
-    usage_of=lambda *_: LLMUsage.empty_usage(),
+call = ChatCall(
+    model="default", form={"endpoint_url": sys.argv[1]}, messages=[UserPromptMessage(content="hi")]
 )
+answer = invoke(call, lambda *_: LLMUsage.empty_usage())
 print(next(answer).delta.message.content.strip(), flush=True)
 sys.stdin.readline()
 answer.close()

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from dify_mlx_provider.chat.cut_search import MAX_GUESSES, CutSearch
+from dify_mlx_provider.chat.long_chats import MAX_GUESSES, smallest_cut
 
 
 class Server:
@@ -44,7 +44,7 @@ def test_the_smallest_cut_that_fits_is_found(seed: int) -> None:
     sizes = random_sizes(rng, rng.choice((1, 2, 3, 10, 100, 1000)))
     server = Server(rng, sizes, rng.uniform(0.3, 4))
     limit = rng.randrange(1, 2 * sizes[0])
-    found = CutSearch(sizes).find(limit, server.count)
+    found = smallest_cut(sizes, limit, server.count)
     expected = next((cut for cut, tokens in enumerate(server.tokens) if tokens <= limit), len(sizes) - 1)
     assert found == expected
     assert len(server.asked) == len(set(server.asked)) <= MAX_GUESSES + math.ceil(math.log2(len(sizes) + 1))
@@ -56,7 +56,7 @@ def test_three_counts_are_usually_enough() -> None:
         rng = random.Random(seed)
         sizes = random_sizes(rng, 200)
         server = Server(rng, sizes, rng.uniform(0.8, 1.5))
-        CutSearch(sizes).find(sizes[150], server.count)
+        smallest_cut(sizes, sizes[150], server.count)
         counts.append(len(server.asked))
     assert sorted(counts)[len(counts) // 2] <= 3
     assert max(counts) <= MAX_GUESSES + 8
@@ -64,29 +64,21 @@ def test_three_counts_are_usually_enough() -> None:
 
 def test_a_prompt_that_fits_whole_is_counted_once() -> None:
     server = Server(random.Random(1), [1000, 800, 600], 1.0)
-    assert CutSearch([1000, 800, 600]).find(5000, server.count) == 0
+    assert smallest_cut([1000, 800, 600], 5000, server.count) == 0
     assert server.asked == [0]
 
 
 def test_a_server_that_cannot_count_leaves_it_to_the_estimates() -> None:
-    search = CutSearch([1000, 800, 600, 400])
-    assert search.find(700, lambda _: None) == 2
-    search.calibrate(1000, 2000)
-    assert search.find(700, lambda _: None) == 3
-    assert search.tokens(1) == 1600
+    sizes = [1000, 800, 600, 400]
+    assert smallest_cut(sizes, 700, lambda _: None) == 2
+    assert smallest_cut(sizes, 700, lambda _: None, ratio=2.0) == 3
+    assert smallest_cut(sizes, 5000, lambda _: None) == 0
+    assert smallest_cut(sizes, 5, lambda _: None) == 3  # there is no larger one
 
 
 def test_a_count_that_fails_halfway_leaves_what_is_known() -> None:
     counts = iter([1200, None])
-    assert CutSearch([1000, 800, 600, 400]).find(1000, lambda _: next(counts)) == 1
-
-
-def test_a_cut_that_was_ruled_out_is_not_chosen_again() -> None:
-    search = CutSearch([1000, 800, 600, 400])
-    search.rule_out(1)
-    assert search.predict(5000) == 2
-    search.rule_out(3)
-    assert search.predict(5000) == 3  # there is no larger one
+    assert smallest_cut([1000, 800, 600, 400], 1000, lambda _: next(counts)) == 1
 
 
 def test_estimates_that_mislead_cost_no_more_than_halving() -> None:
@@ -98,5 +90,5 @@ def test_estimates_that_mislead_cost_no_more_than_halving() -> None:
         asked.append(cut)
         return 3001 if cut < 3900 else 10
 
-    assert CutSearch(sizes).find(3000, count) == 3900
+    assert smallest_cut(sizes, 3000, count) == 3900
     assert len(asked) <= MAX_GUESSES + 12

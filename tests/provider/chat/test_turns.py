@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dify_mlx_provider.chat.turns import Turns, count_app_messages, estimate_message, step_for
+from dify_mlx_provider.chat.long_chats import ChatTurns, count_app_messages, estimate_message, step_for
 
 type Message = dict[str, Any]
 
@@ -57,7 +57,7 @@ def flat(turns: list[list[Message]]) -> list[Message]:
 def test_only_whole_turns_go_oldest_first_and_everything_else_stays(seed: int) -> None:
     rng = random.Random(seed)
     first, older, last = random_history(rng, rng.randrange(12))
-    turns = Turns([*first, *flat(older), *last], app_messages=sum(m["role"] == "user" for m in first))
+    turns = ChatTurns([*first, *flat(older), *last], app_messages=sum(m["role"] == "user" for m in first))
     assert turns.count == len(older)
     assert list(turns.last_turn) == last
     for left_out in range(len(older) + 1):
@@ -74,7 +74,7 @@ def test_a_cut_lies_where_it_lay_before_the_history_grew(seed: int) -> None:
     step = 2 ** rng.randrange(4, 10)
     before: list[int] = [0]
     for count in range(1, 60):
-        cuts = Turns([*first, *flat(older[:count]), *last], app_messages=app_messages).cuts(step)
+        cuts = ChatTurns([*first, *flat(older[:count]), *last], app_messages=app_messages).cuts(step)
         assert cuts == sorted(set(cuts))
         assert cuts[-1] == count
         assert before[:-1] == cuts[: len(before) - 1]  # the last one leaves everything out
@@ -84,7 +84,7 @@ def test_a_cut_lies_where_it_lay_before_the_history_grew(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_the_cuts_of_a_doubled_step_are_among_those_of_the_step(seed: int) -> None:
     rng = random.Random(seed)
-    turns = Turns([*flat(random_history(rng, 80)[1]), user()])
+    turns = ChatTurns([*flat(random_history(rng, 80)[1]), user()])
     for exponent in range(2, 12):
         assert set(turns.cuts(2 ** (exponent + 1))) <= set(turns.cuts(2**exponent))
 
@@ -92,7 +92,7 @@ def test_the_cuts_of_a_doubled_step_are_among_those_of_the_step(seed: int) -> No
 def test_from_cut_to_cut_lies_at_most_a_step_and_a_turn() -> None:
     rng = random.Random(1)
     older = random_history(rng, 80)[1]
-    turns = Turns([*flat(older), user()])
+    turns = ChatTurns([*flat(older), user()])
     longest = max(sum(map(estimate_message, turn)) for turn in older)
     sizes = [turns.size_without_oldest(cut) for cut in turns.cuts(512)]
     assert all(0 < before - after <= 512 + longest for before, after in pairwise(sizes))
@@ -107,12 +107,12 @@ def test_a_step_is_about_a_quarter_of_the_room_and_a_power_of_two(room: int, ste
 
 def test_system_messages_stay_wherever_they_stand() -> None:
     late = {"role": "system", "content": "Be polite."}
-    turns = Turns([SYSTEM, user("1"), reply(), late, user("2"), reply(), user("3")])
+    turns = ChatTurns([SYSTEM, user("1"), reply(), late, user("2"), reply(), user("3")])
     assert turns.without_oldest(2) == [SYSTEM, late, user("3")]
 
 
 def test_what_stands_before_the_first_question_is_a_turn_that_a_client_has_cut() -> None:
-    turns = Turns([SYSTEM, reply("the end of it"), user("2"), reply(), user("3")])
+    turns = ChatTurns([SYSTEM, reply("the end of it"), user("2"), reply(), user("3")])
     assert turns.without_oldest(1) == [SYSTEM, user("2"), reply(), user("3")]
     assert turns.count == 2
 
@@ -121,7 +121,7 @@ def test_what_stands_before_the_first_question_is_a_turn_that_a_client_has_cut()
     "messages", [[user()], [SYSTEM, user()], [SYSTEM], [reply()], [SYSTEM, user(), *tool_round()]]
 )
 def test_one_turn_alone_is_never_left_out(messages: list[Message]) -> None:
-    turns = Turns(messages)
+    turns = ChatTurns(messages)
     assert turns.count == 0
     assert turns.cuts(16) == [0]
     assert turns.without_oldest(0) == messages
@@ -130,14 +130,14 @@ def test_one_turn_alone_is_never_left_out(messages: list[Message]) -> None:
 @pytest.mark.parametrize("end", ["continue", "Which city?"])
 def test_a_react_agents_round_belongs_to_its_question(end: str) -> None:
     rounds = reply('Thought: I need the time.\n\nAction: {"action": "clock"}\n\nObservation: 10:00\n\n')
-    turns = Turns([SYSTEM, user("Hi"), reply(), user("Which city?"), rounds, user(end)])
+    turns = ChatTurns([SYSTEM, user("Hi"), reply(), user("Which city?"), rounds, user(end)])
     assert turns.without_oldest(1) == [SYSTEM, user("Which city?"), rounds, user(end)]
     assert turns.count == 1
 
 
 def test_a_person_who_writes_continue_or_asks_again_asks_a_new_question() -> None:
     for text in ("continue", "Tell me a story."):
-        assert Turns([user("Tell me a story."), reply("Once"), user(text)]).count == 1
+        assert ChatTurns([user("Tell me a story."), reply("Once"), user(text)]).count == 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_servers import FakeServer, event_stream, listed, llama_cpp, lm_studio, mlx_backend, ollama, vllm
 
-from dify_mlx_provider.chat.history_trimming import MAX_REFUSALS, chat_within_context
+from dify_mlx_provider.chat.long_chats import MAX_REFUSALS, LongChat
 from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.errors import PromptTooLong
 
@@ -72,10 +72,8 @@ def ask(
     credentials = Credentials.from_form({"endpoint_url": server.address, **(form or {})})
     body = {"model": model, "messages": list(messages), "stream": True, **parameters}
     limit = parameters.get("max_tokens")
-    sent = chat_within_context(
-        credentials, body, shorten=shorten, app_messages=app_messages, max_tokens=limit
-    )
-    text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in sent.chunks)
+    sent = LongChat(credentials, body, shorten=shorten, app_messages=app_messages, max_tokens=limit)
+    text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in sent.answer())
     assert 0.5 < sent.estimated_tokens() / tokens_of(server.bodies[-1]) < 2
     return text
 

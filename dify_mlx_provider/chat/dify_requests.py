@@ -2,14 +2,15 @@
 
 They are not streamed, often have room for a few hundred tokens and none of the user's settings, and Dify takes the
 whole text for the answer. A model that reasons at its usual effort spends that room thinking, and a thinking block
-becomes part of the answer; meanwhile the user's next question waits. So two things are decided about a request:
+becomes part of the answer; meanwhile the user's next question waits. So three things are decided about a request:
 
-`is_read_by_program`     known by the words of Dify's own prompts (mlx_backend/conversation/background_requests.py has
-                         those that the server recognises too; a response format says so as well): then the reasoning
-                         is hidden, and not a character of the answer is changed.
+`is_own_prompt`          it is known by the words of Dify's own prompts (mlx_backend/conversation/background_requests.py
+                         has them, for the server too): then the reasoning is hidden, and not a character of the answer
+                         is changed, because a program takes it as it is.
+`asks_for_json`          Dify parses JSON out of the answer: the same.
 `is_background_request`  it is not streamed, nobody chose an effort, and it is one of Dify's prompts or its max_tokens
                          leave no room to reason. Then it runs at the model's lowest effort, and the server is asked to
-                         keep most of the tokens for the answer (`token_limits`) and to put users' own questions first.
+                         keep most of the tokens for the answer (`answer_limits`) and to put users' own questions first.
 
 A user who sends Dify's words by hand gets what suits them as well: a short answer, soon.
 """
@@ -23,6 +24,8 @@ from mlx_backend.conversation.background_requests import DIFY, find_background_p
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+
+    from dify_plugin.entities.model.message import PromptMessage
 
 MIN_REASONING_ROOM = 1024
 """Tokens. With fewer, a model that reasons at its usual effort often has none left for the answer."""
@@ -39,37 +42,30 @@ _PARSED_PROMPTS = (
 _EFFORT_SETTINGS = ("reasoning_effort", "enable_thinking", "thinking_budget")
 
 
-def is_background_prompt(texts: Sequence[str], *, stream: bool) -> bool:
+def is_own_prompt(messages: Sequence[PromptMessage], *, stream: bool) -> bool:
     """Whether these messages are one of Dify's own prompts."""
-    if stream or len(texts) > 2:
-        return False
-    prompt = find_background_prompt([{"role": "user", "content": text} for text in texts], stream=stream)
+    plain = [{"role": message.role.value, "content": message.get_text_content()} for message in messages]
+    prompt = find_background_prompt(plain, stream=stream)
     return prompt is not None and prompt.client == DIFY
 
 
-def is_read_by_program(texts: Sequence[str], *, stream: bool) -> bool:
-    """Whether a program of Dify's takes the answer to these messages as it is."""
-    return is_background_prompt(texts, stream=stream) or asks_for_json(texts)
-
-
-def asks_for_json(texts: Sequence[str]) -> bool:
+def asks_for_json(messages: Sequence[PromptMessage]) -> bool:
     """Whether Dify parses JSON out of the answer to these messages. The instructions stand in the first two."""
-    return any(words in text for text in texts[:2] for words in _PARSED_PROMPTS)
+    texts = [message.get_text_content() for message in messages[:2]]
+    return any(words in text for text in texts for words in _PARSED_PROMPTS)
 
 
 def is_background_request(
-    texts: Sequence[str], parameters: Mapping[str, Any], *, chosen: Collection[str], stream: bool
+    parameters: Mapping[str, Any], *, is_own_prompt: bool, chosen: Collection[str], stream: bool
 ) -> bool:
     """Whether a request is to be answered quickly. `chosen` are the settings Dify sent, without defaults."""
     if stream or any(name in chosen for name in _EFFORT_SETTINGS):
         return False
     limit = parameters.get("max_tokens")
-    return is_background_prompt(texts, stream=stream) or (
-        isinstance(limit, int) and limit <= MIN_REASONING_ROOM
-    )
+    return is_own_prompt or (isinstance(limit, int) and limit <= MIN_REASONING_ROOM)
 
 
-def background_parameters(parameters: Mapping[str, Any], efforts: Collection[str] = ()) -> dict[str, Any]:
+def background_parameters(parameters: Mapping[str, Any], efforts: Collection[str]) -> dict[str, Any]:
     """Return the parameters for a background request. `efforts` are those the model has."""
     settings = {**parameters, "priority": 1}
     if "reasoning_effort" in settings:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dify_mlx_provider.chat.token_limits import limit_tokens
+from dify_mlx_provider.chat.answer_limits import limit_tokens
 from dify_mlx_provider.servers.base import MAX_UNREAD_TOKENS, ServedModel
 from dify_mlx_provider.servers.discovery import PROFILES
 from dify_mlx_provider.upstream.credentials import ServerKind
