@@ -101,6 +101,7 @@ FLOORS = [
     ["mlx_backend.api_key_kind"],
     ["mlx_backend.declaration"],
     ["mlx_backend.images"],
+    ["mlx_backend.child_process"],
     ["dify_mlx_provider.packaging"],  # in no package that is installed
     ["dify_mlx_provider.provider", "dify_mlx_provider.models", "dify_mlx_provider.__main__"],
     ["dify_mlx_provider.chat", "dify_mlx_provider.knowledge", "dify_mlx_provider.settings"],

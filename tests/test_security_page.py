@@ -7,12 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from mlx_backend.child_process import MAX_MEMORY
 from mlx_backend.commands.options import options_by_group
 from mlx_backend.commands.output import MAX_WAITING_LINES
 from mlx_backend.constraints.json_schema import MAX_LENGTH
-from mlx_backend.constraints.sandbox import MAX_MEMORY, MAX_SECONDS
+from mlx_backend.constraints.sandbox import MAX_SECONDS
 from mlx_backend.conversation.json_values import MAX_DEPTH
 from mlx_backend.images.loader import DECODING_BYTES
+from mlx_backend.models import templates
+from mlx_backend.models.templates import (
+    MAX_CHARACTERS,
+    MAX_PROCESSES,
+    MAX_PROCESSES_OF_TEMPLATE,
+    MAX_SOURCE,
+    TRIAL_SECONDS,
+)
 from mlx_backend.registry.model_pool import MAX_QUEUED
 from mlx_backend.server.preparations import MAX_LARGE
 from mlx_backend.server.receive_limits import ReceiveLimits
@@ -54,6 +63,17 @@ def test_every_option_on_the_page_is_one() -> None:
             ],
         ),
         ("preparing a request", [f"{S.prepare_seconds:g} seconds", f"{WORDS[MAX_LARGE]} at a time"]),
+        (
+            "a chat template",
+            [
+                f"{MAX_SOURCE:,} characters; {TRIAL_SECONDS:g} seconds",
+                f"{templates.MAX_SECONDS:g} for a prompt",
+                f"{MAX_CHARACTERS:,}",
+                f"{MAX_MEMORY >> 30} GB",
+                {3: "one model has three", 6: "all have six"}[MAX_PROCESSES_OF_TEMPLATE],
+                {3: "one model has three", 6: "all have six"}[MAX_PROCESSES],
+            ],
+        ),
         ("a JSON schema or pattern", [f"{MAX_LENGTH:,}", f"{MAX_SECONDS} seconds", f"{MAX_MEMORY >> 30} GB"]),
         (
             "receiving a request",

@@ -32,7 +32,6 @@ from mlx_backend.conversation.template import for_template, tools_for_template
 from mlx_backend.conversation.tool_names import ToolNames
 from mlx_backend.engine.base import PromptStart
 from mlx_backend.errors import RequestError
-from mlx_backend.models.time_limit import interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -137,18 +136,15 @@ class ChatPrompts:
 
     def conversation(self, request: ChatRequest) -> Conversation:
         """Bring the history into canonical form and decide the effort. Raises HistoryError or EffortError."""
-        with interruptible():
-            messages = sanitise(
-                request.messages, tools=list(request.tools) or None, policy=self._dialect.history
-            )
-            resolution = resolve(
-                request.fields,
-                messages,
-                scale=self._scale,
-                background=request.background,
-                model_default=self._settings.model_effort,
-                server_default=self._settings.server_effort,
-            )
+        messages = sanitise(request.messages, tools=list(request.tools) or None, policy=self._dialect.history)
+        resolution = resolve(
+            request.fields,
+            messages,
+            scale=self._scale,
+            background=request.background,
+            model_default=self._settings.model_effort,
+            server_default=self._settings.server_effort,
+        )
         self._log_unknown_words(resolution)
         messages = self._restore_reasoning(resolution.messages)
         last = messages[-1]
@@ -183,10 +179,6 @@ class ChatPrompts:
                 )
             mapped = Rendering(messages, add_generation_prompt=request.add_generation_prompt, size=size)
             return self._builder.mapped(mapped, request.role_mapping)
-        if self._traits.never_ends:
-            raise RequestError(
-                "The model's chat template does not come to an end. Start the server with another one: --chat-template."
-            )
         kwargs = self.template_kwargs(request, conversation)
         tools = list(tools_for_template(names.definitions(request.tools), self._traits)) or None
         messages, stand_ins = (messages, {}) if images is None else with_stand_ins(messages, self._traits)

@@ -24,7 +24,6 @@ Knows no tokens, no weights and no requests.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -33,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.conversation.effort import EFFORT_OF, Effort, fold
 from mlx_backend.conversation.effort_scale import DIAL, EffortScale, Level
-from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault, parsed_for_probing
+from mlx_backend.models.templates import TemplateContents, TemplateFault, TemplateOverrun, TemplateProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -369,20 +368,19 @@ _CONTEXTS: Final = (([_USER], None), ([_SYSTEM, _USER], None), ([_SYSTEM, _USER]
 
 
 class _Probe:
-    """Renders one template with one set of arguments after another. Raises TemplateFault once its time is up."""
+    """Renders one template with one set of arguments after another. Raises TemplateOverrun once its time is up."""
 
     def __init__(
         self,
-        template: ChatTemplate,
-        deadline: float,
+        template: TemplateProbe,
         messages: Sequence[Mapping[str, str]],
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> None:
-        self.template = template
-        self._deadline = deadline
+        self.contents = template.contents
+        self._template = template
         self._messages = messages
         self._tools = tools
-        self.own_words = own_words(template.words)
+        self.own_words = own_words(template.contents.words)
         self._rendered: dict[str, str | None] = {}
         self.base = self.render({})
         """The prompt of a request that states no effort; None if the template cannot do without."""
@@ -397,10 +395,10 @@ class _Probe:
 
     def _render(self, arguments: Arguments) -> str | None:
         try:
-            return self.template.render(self._messages, arguments, deadline=self._deadline, tools=self._tools)
+            return self._template.render(self._messages, arguments, self._tools)
+        except TemplateOverrun:
+            raise
         except TemplateFault:
-            if time.thread_time() > self._deadline:
-                raise
             return None
 
     def words(self, name: str, *fixed: Arguments) -> WordPrompts:
@@ -426,8 +424,7 @@ def probe_effort(
     found: EffortScale | None = None
     try:
         if source:
-            template = parsed_for_probing(source)
-            found = _scale(template, time.thread_time() + seconds, dict(budgets), reasons=reasons)
+            found = _scale(TemplateProbe(source, seconds), dict(budgets), reasons=reasons)
     except TemplateFault:
         pass
     if found is None and reasons:
@@ -449,7 +446,7 @@ class _Names:
     """Those whose names say nothing of effort; tried with words that the template names."""
 
     @classmethod
-    def of(cls, template: ChatTemplate, *, reasons: bool) -> _Names:
+    def of(cls, template: TemplateContents, *, reasons: bool) -> _Names:
         names = sorted(
             (
                 name
@@ -473,15 +470,13 @@ class _Names:
         return cls(words, flags, budgets, others, unknown[:_MAX_UNKNOWN] if is_worth_trying else [])
 
 
-def _scale(
-    template: ChatTemplate, deadline: float, budgets: Mapping[Effort, int], *, reasons: bool
-) -> EffortScale | None:
-    names = _Names.of(template, reasons=reasons)
+def _scale(template: TemplateProbe, budgets: Mapping[Effort, int], *, reasons: bool) -> EffortScale | None:
+    names = _Names.of(template.contents, reasons=reasons)
     if not any((names.words, names.flags, names.budgets, names.others, names.unknown)):
         return None
     switched: EffortScale | None = None
     for messages, tools in _CONTEXTS:
-        probe = _Probe(template, deadline, messages, tools)
+        probe = _Probe(template, messages, tools)
         switch = next(filter(None, (_find_switch(probe, name) for name in names.others)), None)
         if scale := _own_scale(probe, names, switch, budgets):
             return scale
@@ -517,7 +512,7 @@ def _own_scale(
                 tells_any=probe.render(on, {name: 777}) is not None,
             )
     usual = [word for effort, words in WORDS.items() for word in words if effort is not Effort.NONE]
-    named = [*(word for word in usual if word in probe.template.words), *probe.own_words]
+    named = [*(word for word in usual if word in probe.contents.words), *probe.own_words]
     for name in (*names.others, *names.unknown):
         if all(probe.render({name: word}) == probe.base for word in named):
             continue  # none of the template's words is for this argument
@@ -530,7 +525,7 @@ def _own_scale(
 
 def _find_switch(probe: _Probe, name: str) -> Switch | None:
     """Try an argument as a boolean, and with the words for on and off that the template names."""
-    named = probe.template.words
+    named = probe.contents.words
     pairs: list[tuple[Any, Any]] = [(True, False)]
     pairs += [(on, off) for off in WORDS[Effort.NONE] if off in named for on in ON_WORDS if on in named]
     pairs += [(None, off) for off in WORDS[Effort.NONE] if off in named]
@@ -558,7 +553,7 @@ def _is_reversed(name: str, true_prompt: str, false_prompt: str) -> bool:
 
 def _word_scale(probe: _Probe, name: str, switch: Switch | None) -> EffortScale | None:
     """Make the levels of an argument that takes words or numbers; None if fewer than two kinds of prompt come."""
-    template = probe.template
+    template = probe.contents
     # Reasoning that is off by default has to be switched on beside the word, if the word does not do that.
     fixed: Arguments = {}
     words = probe.words(name)

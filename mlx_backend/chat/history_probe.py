@@ -12,7 +12,6 @@ Knows no tokens, no requests and no families.
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mlx_backend.conversation.message_layout import CallIds
 from mlx_backend.conversation.reasoning_fields import TEMPLATE_KEYS
 from mlx_backend.conversation.template import TemplateTraits
-from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault, parsed_for_probing
+from mlx_backend.models.templates import TemplateFault, TemplateOverrun, TemplateProbe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,25 +60,17 @@ def probe_history(source: str | None, *, seconds: float = PROBE_SECONDS) -> Temp
     if not source:
         return guessed
     try:
-        template = parsed_for_probing(source)
+        return _Probe(TemplateProbe(source, seconds), guessed).traits()
     except TemplateFault:
         return guessed
-    probe = _Probe(template, guessed, time.thread_time() + seconds)
-    try:
-        return probe.traits()
-    except TemplateFault:
-        return replace(guessed, never_ends=not probe.has_rendered)
 
 
 class _Probe:
-    """Renders one template with one history after another. Raises TemplateFault once its time is up."""
+    """Renders one template with one history after another. Raises TemplateOverrun once its time is up."""
 
-    def __init__(self, template: ChatTemplate, guessed: TemplateTraits, deadline: float) -> None:
+    def __init__(self, template: TemplateProbe, guessed: TemplateTraits) -> None:
         self._template = template
         self._guessed = guessed
-        self._deadline = deadline
-        self.has_rendered = False
-        """Whether the first rendering, of a single question, has come to an end."""
 
     def traits(self) -> TemplateTraits:
         """Try everything."""
@@ -97,13 +88,11 @@ class _Probe:
         """Return the prompt, "" where the template refuses; `tools` are a usual one, or those given."""
         definitions = (_TOOLS if tools else None) if isinstance(tools, bool) else tools
         try:
-            prompt = self._template.render(messages, arguments, deadline=self._deadline, tools=definitions)
+            return self._template.render(messages, arguments, definitions)
+        except TemplateOverrun:
+            raise
         except TemplateFault:
-            if time.thread_time() > self._deadline:
-                raise
-            prompt = ""
-        self.has_rendered = True
-        return prompt
+            return ""
 
     # -- system messages and order -----------------------------------------------------------------
 
@@ -209,7 +198,7 @@ class _Probe:
         by_itself = keeps()
         switches = [
             (name, value)
-            for name in sorted(self._template.variables)
+            for name in sorted(self._template.contents.variables)
             if _SWITCH.search(name)
             for value in (True, False)
             if (kept := keeps(**{name: value})) != by_itself and any(kept)
@@ -226,7 +215,7 @@ class _Probe:
         arguments = _TEXT if traits.arguments_as_text else _OBJECT
         keys = dict.fromkeys((traits.reasoning_key, *TEMPLATE_KEYS))
         for on in ({}, {"enable_thinking": True}, {"thinking": True}):
-            if on and not on.keys() & self._template.variables:
+            if on and not on.keys() & self._template.contents.variables:
                 continue
             for key in filter(None, keys):
                 loop = _loop(traits.call_ids, arguments, key=key)

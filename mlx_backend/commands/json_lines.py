@@ -53,7 +53,7 @@ def chat_request(value: Any) -> dict[str, Any]:
 
 def read_template(file: Path) -> str:
     """Return a chat template's text. Raises InputError."""
-    from mlx_backend.models.template_sandbox import MAX_SOURCE
+    from mlx_backend.models.templates import MAX_SOURCE
 
     if file.exists() and not file.is_file():
         raise InputError(f"cannot read {file}: it is not a file")

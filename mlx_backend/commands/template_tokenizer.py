@@ -1,4 +1,4 @@
-"""A tokenizer for a chat template without a model: it renders in the sandbox, and knows only the template's markers.
+"""A tokenizer for a chat template without a model: it renders as the server does, and knows the template's markers.
 
 Enough to build a prompt as the server does, and to show it. Knows no model's vocabulary.
 """
@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import re
 import sys
-import time
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from mlx_backend.errors import EngineRefused
-from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault
+from mlx_backend.models import templates
+from mlx_backend.models.templates import TemplateFault, TemplateOverrun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-MAX_SECONDS: Final = 20.0
-"""Seconds for one rendering. Those of published templates take milliseconds."""
 
 # How control tokens are spelt: `<|im_end|>`, `<｜User｜>`, `<think>`, `<seed:tool_call>`, `[INST]`, `]~b]`.
 _MARKER = re.compile(
@@ -45,9 +41,11 @@ class TemplateTokenizer:
         self._ids = {marker: token for token, marker in self.special_tokens.items()}
         self._pieces = re.compile("|".join([*map(re.escape, markers), "."]), re.DOTALL)
         try:
-            self._parsed = ChatTemplate(source, date=datetime.now().strftime)
+            templates.examined(source)
+        except TemplateOverrun as overrun:
+            raise EngineRefused(f"The chat template cannot be used: {overrun}.") from overrun
         except TemplateFault as fault:
-            raise EngineRefused(str(fault)) from fault
+            raise EngineRefused(f"The chat template cannot be parsed: {fault}") from fault
 
     def render(
         self,
@@ -59,13 +57,15 @@ class TemplateTokenizer:
     ) -> str:
         """Render the template to text. Raises EngineRefused if the template rejects the conversation."""
         try:
-            return self._parsed.render(
+            return templates.render(
+                self.chat_template,
                 messages,
                 template_kwargs,
                 tools=tools or None,
                 add_generation_prompt=add_generation_prompt,
-                deadline=time.thread_time() + MAX_SECONDS,
             )
+        except TemplateOverrun as overrun:
+            raise EngineRefused(f"The chat template cannot render this conversation: {overrun}.") from overrun
         except TemplateFault as fault:
             raise EngineRefused(f"The model's chat template refused the conversation: {fault}") from fault
 

@@ -83,8 +83,6 @@ class TemplateTraits:
     """It renders the reasoning of answered turns by itself; with tools, or in any case."""
     keep_switches: tuple[tuple[str, bool], ...] = ()
     """The argument that makes it render more of that reasoning, with its value."""
-    never_ends: bool = False
-    """It loops, or as good as that: a single question was not rendered within the time for all that is tried."""
     refused: tuple[str, ...] = ()
     """Texts it raises an exception for in an assistant's message, even where they are only quoted (gpt-oss)."""
 

@@ -10,7 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.models.python_templates import stand_in
+from mlx_backend.models.templates import stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

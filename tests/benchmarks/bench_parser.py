@@ -32,7 +32,7 @@ from mlx_backend.conversation.dialects import DIALECTS, Dialect
 from mlx_backend.conversation.dialects.harmony import HARMONY_TOKENS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.conversation.parser import ChannelParser
-from mlx_backend.models.template_sandbox import parsed_for_probing
+from mlx_backend.models.templates import examined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -140,7 +140,7 @@ def _print_probes() -> None:
     best: dict[tuple[str, str], float] = {}
     for _ in range(PROBE_ROUNDS):
         for source, name in sources.items():
-            parsed_for_probing.cache_clear()  # parsing counts with the first
+            examined.cache_clear()  # parsing counts with the first
             for column, probe in (
                 ("effort", partial(probe_effort, reasons=True)),
                 ("history", probe_history),
@@ -149,16 +149,16 @@ def _print_probes() -> None:
                 probe_history.cache_clear()
                 seconds = _seconds(partial(probe, source))
                 best[name, column] = min(seconds, best.get((name, column), seconds))
-    print(f"\nms of processor time per template; the least of {PROBE_ROUNDS} runs")
+    print(f"\nms per template; the least of {PROBE_ROUNDS} runs")
     print("| template | effort | history |\n|--|--|--|")
     for name in sources.values():
         print(f"| {name} | {best[name, 'effort'] * 1e3:.0f} | {best[name, 'history'] * 1e3:.0f} |")
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    start = time.process_time()
+    start = time.perf_counter()
     run()
-    return time.process_time() - start
+    return time.perf_counter() - start
 
 
 def _print_row(tokens: Tokens, encoding: Any) -> None:

@@ -4,7 +4,6 @@ The templates are written for these tests after what the families' own do; only 
 """
 
 import logging
-import math
 from typing import Any
 
 import pytest
@@ -17,7 +16,8 @@ from mlx_backend.chat.service import Service
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.effort_scale import DIAL, GPT_OSS_SCALE, EffortScale
 from mlx_backend.conversation.template import TemplateTraits
-from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault
+from mlx_backend.models import templates
+from mlx_backend.models.templates import TemplateFault
 
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 SWITCH = (
@@ -291,16 +291,16 @@ def test_a_level_of_the_templates_own_has_no_budget_and_none_has_no_tokens(kind:
     "kind", [kind for kind in TEMPLATES if kind not in ("raises always", "must be told")]
 )
 def test_no_effort_makes_a_template_raise_and_equal_prompts_are_one_level(kind: str) -> None:
-    template = ChatTemplate(TEMPLATES[kind])
+    source = TEMPLATES[kind]
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     scale = scale_of(kind)
     for effort in DIAL:
         level = scale.level_of(effort)
-        template.render(messages, level.template_kwargs if level else {}, deadline=math.inf)
+        templates.render(source, messages, level.template_kwargs if level else {})
     if kind in RAISES_ON:
         name = "thinking_effort" if kind == "another name" else "reasoning_effort"
         with pytest.raises(TemplateFault):
-            template.render(messages, {name: RAISES_ON[kind]}, deadline=math.inf)
+            templates.render(source, messages, {name: RAISES_ON[kind]})
 
 
 def test_the_default_level_gives_the_prompt_of_a_request_that_states_none() -> None:
@@ -308,11 +308,11 @@ def test_the_default_level_gives_the_prompt_of_a_request_that_states_none() -> N
         scale = scale_of(kind)
         if scale.default is None or not scale.tells_default or kind in ("raises always", "must be told"):
             continue
-        template, messages = ChatTemplate(source), [{"role": "system", "content": "s"}]
+        messages = [{"role": "system", "content": "s"}]
         level = scale.level_of(scale.default)
         assert level is not None
         said, by_itself = (
-            template.render(messages, kwargs, deadline=math.inf) for kwargs in (level.template_kwargs, {})
+            templates.render(source, messages, kwargs) for kwargs in (level.template_kwargs, {})
         )
         assert said == by_itself, kind
 

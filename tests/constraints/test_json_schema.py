@@ -1,8 +1,6 @@
 """What a reply can be held to, what is refused and in which words, and that nothing takes for ever."""
 
 import json
-import os
-import subprocess
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +11,6 @@ from byte_tokenizer import ByteTokenizer
 from mlx_backend.constraints import GrammarError, Grammars, Spec
 from mlx_backend.constraints.compiler import joined_rule
 from mlx_backend.constraints.plan import ReplyPlan
-from mlx_backend.constraints.sandbox import NICENESS
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.base import Constraint
@@ -356,27 +353,6 @@ def test_a_schema_that_would_take_for_ever_is_refused_in_seconds(
 ) -> None:
     with pytest.raises(GrammarError, match=r"too complex|nothing can satisfy"):
         grammars.json_schema(schema, strict=False).start()
-
-
-def test_the_process_that_validates_a_hard_schema_leaves_the_processor_to_the_server(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    priorities: list[int] = []
-
-    class Watched(subprocess.Popen[bytes]):
-        def communicate(self, *given: Any, **named: Any) -> tuple[bytes, bytes]:
-            while os.getpriority(os.PRIO_PROCESS, self.pid) == priority and self.poll() is None:
-                pass  # it has not begun: it waits for the grammar behind that
-            priorities.append(os.getpriority(os.PRIO_PROCESS, self.pid))
-            return super().communicate(*given, **named)
-
-    priority = os.getpriority(os.PRIO_PROCESS, 0)
-    monkeypatch.setattr(subprocess, "Popen", Watched)
-    with pytest.raises(GrammarError, match="too complex"):
-        Grammars(TOKENIZER, DIALECTS["plain"]).json_schema(
-            HOSTILE["patterns multiplied"], strict=False
-        ).start()
-    assert priorities == [min(19, priority + NICENESS)]
 
 
 def test_a_schema_that_becomes_too_much_work_in_mid_reply_fails_that_reply(grammars: Grammars) -> None:

@@ -21,13 +21,17 @@ from mlx_backend.engine.mlx.speculative import draft_layers
 from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
 from mlx_backend.errors import EngineError, EngineRefused, first_line
 from mlx_backend.models import files as model_files
+from mlx_backend.models import templates
 from mlx_backend.models.contents import check_weights, read_config
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.loading import explain_load_errors, find_folder
+from mlx_backend.models.templates import TemplateOverrun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
 
     from mlx_backend.byte_cache import CacheBudget
 
@@ -90,6 +94,12 @@ def load_model(
         )
         if options.chat_template is not None:
             wrapper.chat_template = options.chat_template
+    tokenizer = _tokenizer(name, config, wrapper, caches)
+    if options.chat_template is not None:
+        try:
+            tokenizer.render([{"role": "user", "content": "hello"}], None)
+        except EngineRefused as error:
+            raise EngineError(f"The given chat template does not work. {error}") from error
     if group is not None:
         shard(network, config, group, name)
     with explain_load_errors(name):
@@ -97,12 +107,6 @@ def load_model(
     check_size(name, weight_bytes(network))
     with explain_load_errors(name):
         load_weights(network, on_progress)
-    tokenizer = MLXTokenizer(wrapper, _vocabulary_size(config, wrapper), caches)
-    if options.chat_template is not None:
-        try:
-            tokenizer.render([{"role": "user", "content": "hello"}], None)
-        except EngineRefused as error:
-            raise EngineError(f"The given chat template does not work. {error}") from error
     context_length, is_stated = _context_length(config, network)
     return LoadedNetwork(
         name=name,
@@ -124,7 +128,21 @@ def load_tokenizer(model: str | Path) -> tuple[MLXTokenizer, int]:
     config = read_config(folder, name)
     with explain_load_errors(name):
         wrapper = mlx_lm.utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
-    return MLXTokenizer(wrapper, _vocabulary_size(config, wrapper)), _context_length(config, None)[0]
+    return _tokenizer(name, config, wrapper), _context_length(config, None)[0]
+
+
+def _tokenizer(
+    name: str, config: Mapping[str, Any], wrapper: TokenizerWrapper, caches: CacheBudget | None = None
+) -> MLXTokenizer:
+    """Make a model's tokenizer. Raises EngineError for one whose template can do harm, before anything renders it."""
+    tokenizer = MLXTokenizer(wrapper, _vocabulary_size(config, wrapper), caches)
+    try:
+        templates.check(tokenizer.chat_template or "")
+    except TemplateOverrun as overrun:
+        raise EngineError(
+            f"The chat template of {name!r} cannot be used: {overrun}. Choose another with --chat-template."
+        ) from overrun
+    return tokenizer
 
 
 def load_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str, check_size: CheckSize) -> Any:

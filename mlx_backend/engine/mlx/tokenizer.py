@@ -8,14 +8,10 @@ never changed again.
 from __future__ import annotations
 
 import json
-import time
-from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from jinja2.exceptions import SecurityError
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, SPMStreamingDetokenizer
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerBase
@@ -30,10 +26,9 @@ from mlx_backend.engine.mlx.detokenizer import (
 from mlx_backend.engine.mlx.text_cache import TextCache
 from mlx_backend.errors import EngineError, EngineRefused, RequestError
 from mlx_backend.models import files as model_files
-from mlx_backend.models.python_templates import stand_in
-from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault
-from mlx_backend.models.time_limit import TimeLimitExceeded, interruptible
-from mlx_backend.preparation import PreparationCancelled, current
+from mlx_backend.models import templates
+from mlx_backend.models.templates import TemplateOverrun, stand_in
+from mlx_backend.preparation import PreparationCancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
@@ -48,18 +43,6 @@ if TYPE_CHECKING:
 _RENDERER_ARGUMENTS = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
     "documents"
 }
-
-_RENDERING_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    """What is rendered."""
-
-    messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] | None
-    add_generation_prompt: bool
-    template_kwargs: Mapping[str, Any]
 
 
 class MLXTokenizer:
@@ -78,18 +61,17 @@ class MLXTokenizer:
         if isinstance(template, dict):
             template = template.get("default")
         self._wrapper = wrapper
-        # Some models have a Python function of mlx-lm's in place of a Jinja template.
-        self._python_template = wrapper._chat_template if template is None else None
-        described = (
-            None if self._python_template is None else stand_in(wrapper.init_kwargs.get("chat_template_type"))
-        )
+        inner = wrapper._tokenizer
+        # Some models have a Python function of mlx-lm's in place of a Jinja template, others a tokenizer of their own.
+        self._is_function = template is None and wrapper._chat_template is not None
+        self._own_renderer: Callable[..., str] | None = None
+        if self._is_function:
+            self._own_renderer = wrapper._chat_template
+        elif type(inner).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
+            self._own_renderer = partial(wrapper.apply_chat_template, tokenize=False)
+        described = stand_in(wrapper.init_kwargs.get("chat_template_type")) if self._is_function else None
         self._chat_template: str | None = template or described
         self._vocabulary_size = vocabulary_size
-        # mlx-lm's wrapper tells every template `enable_thinking`, by whether the vocabulary has markers that it knows:
-        # a model that writes <think> in letters would never be told to reason.
-        inner = wrapper._tokenizer
-        has_own_renderer = type(inner).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
-        self._renderer = wrapper if template is None or has_own_renderer else inner
         # transformers adds tokens that a family usually has; the model cannot write those it has no embedding for.
         self._special = {
             token: text
@@ -153,55 +135,46 @@ class MLXTokenizer:
             )
         if taken := sorted(_RENDERER_ARGUMENTS & template_kwargs.keys()):
             raise EngineRefused(f"A chat template cannot be given {', '.join(taken)}.")
-        conversation = _Conversation(messages, tools or None, add_generation_prompt, template_kwargs)
+        given = tools or None
         try:
-            with interruptible(_RENDERING_SECONDS):
-                return self._apply(conversation)
-        except SecurityError:
-            return self._render_with_lists(conversation)
-        except (PreparationCancelled, RequestError):
-            raise
-        except TimeLimitExceeded:
+            if self._own_renderer is not None:
+                return self._render_by_own(messages, given, add_generation_prompt, template_kwargs)
+            return templates.render(
+                self._chat_template or "",
+                messages,
+                {**self._wrapper.special_tokens_map, **template_kwargs},
+                tools=given,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except TemplateOverrun as overrun:
             raise EngineRefused(
-                "The model's chat template did not come to an end with this conversation within "
-                f"{_RENDERING_SECONDS:g} seconds."
-            ) from None
-        except Exception as error:  # a template is a program from the model's makers
+                f"The model's chat template cannot render this conversation: {overrun}."
+            ) from overrun
+        except (PreparationCancelled, RequestError, EngineError):
+            raise
+        except Exception as error:  # whatever a template's makers, or those of a renderer, thought of
             words = str(error) or type(error).__name__
             raise EngineRefused(f"The model's chat template refused the conversation: {words}") from error
 
-    def _apply(self, conversation: _Conversation) -> str:
-        messages = [dict(message) for message in conversation.messages]
-        tools = list(conversation.tools) if conversation.tools else None
-        if self._python_template is not None:
-            if tools and not (messages and messages[0]["role"] == "system"):
-                messages.insert(0, {"role": "system", "content": ""})  # beside which it tells the tools
-            render = self._python_template
-        else:
-            render = partial(self._renderer.apply_chat_template, tokenize=False)
-        text: str = render(
-            messages,
-            tools=tools,
-            add_generation_prompt=conversation.add_generation_prompt,
-            **conversation.template_kwargs,
+    def _render_by_own(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, Any],
+    ) -> str:
+        """Render with a function that is installed, or was trusted (--trust-remote-code)."""
+        assert self._own_renderer is not None
+        listed = [dict(message) for message in messages]
+        if tools and self._is_function and not (listed and listed[0]["role"] == "system"):
+            listed.insert(0, {"role": "system", "content": ""})  # with which it tells the tools
+        text: str = self._own_renderer(
+            listed,
+            tools=list(tools) if tools else None,
+            add_generation_prompt=add_generation_prompt,
+            **template_kwargs,
         )
         return text
-
-    def _render_with_lists(self, conversation: _Conversation) -> str:
-        """Render a template that changes lists of its own (Kimi K2), which transformers forbids, in our own sandbox."""
-        preparation = current()
-        seconds = min(preparation.seconds_left, _RENDERING_SECONDS)
-        try:
-            return ChatTemplate(self._chat_template or "", date=datetime.now().strftime).render(
-                conversation.messages,
-                {**self._wrapper.special_tokens_map, **conversation.template_kwargs},
-                tools=conversation.tools,
-                add_generation_prompt=conversation.add_generation_prompt,
-                deadline=time.thread_time() + seconds,
-            )
-        except TemplateFault as fault:
-            preparation.check()
-            raise EngineRefused(f"The model's chat template refused the conversation: {fault}") from fault
 
     def encode(self, text: str, *, control_tokens: bool) -> list[int]:
         """Tokenise. Without `control_tokens`, a marker spelt in the text becomes ordinary text tokens."""

@@ -198,11 +198,11 @@ def test_what_a_template_changes_is_forgotten_with_the_request(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("then", "words"),
     [
-        ("{{ raise_exception('No tools, please.') }}", "No tools, please."),
-        ("{{ messages.__class__.__mro__ }}", "unsafe"),
+        ("{{ raise_exception('No tools, please.') }}", "refused the conversation: No tools, please."),
+        ("{{ messages.__class__.__mro__ }}", "refused the conversation: .*unsafe"),
         (
             "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}",
-            "ran for too long",
+            "cannot render this conversation: it takes more than 0.2 seconds of processor time",
         ),
     ],
     ids=["it refuses", "it is an attack", "it does not end"],
@@ -210,9 +210,9 @@ def test_what_a_template_changes_is_forgotten_with_the_request(tmp_path: Path) -
 def test_a_template_that_changes_lists_is_held_to_the_same_rules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, words: str
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.tokenizer._RENDERING_SECONDS", 0.2)
+    monkeypatch.setattr("mlx_backend.models.templates.MAX_SECONDS", 0.2)
     tokenizer = collecting(tmp_path, COLLECTING + then)
-    with pytest.raises(EngineRefused, match=f"refused the conversation: .*{words}"):
+    with pytest.raises(EngineRefused, match=words):
         tokenizer.render(ASKED, None)
 
 
@@ -226,11 +226,9 @@ ENDLESS = """\
 def test_a_conversation_that_a_template_never_ends_with_is_refused_and_the_next_is_rendered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.tokenizer._RENDERING_SECONDS", 0.2)
+    monkeypatch.setattr("mlx_backend.models.templates.MAX_SECONDS", 0.2)
     tokenizer = collecting(tmp_path, ENDLESS)
-    with pytest.raises(
-        EngineRefused, match=r"did not come to an end with this conversation within 0\.2 seconds"
-    ):
+    with pytest.raises(EngineRefused, match=r"it takes more than 0\.2 seconds of processor time"):
         tokenizer.render([{"role": "user", "content": "loop"}], None)
     assert tokenizer.render([{"role": "user", "content": "go on"}], None) == "go on"
 

@@ -1,0 +1,47 @@
+"""What tests have done in a process of its own: `child_process.ChildProcesses("tests.child_functions:…")`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+
+def echo(request: bytes) -> bytes:
+    """Return what came, after printing it."""
+    print(request)
+    return request
+
+
+def described(_request: bytes) -> bytes:
+    """Return what the process is."""
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    return json.dumps({"pid": os.getpid(), "priority": priority, "variables": sorted(os.environ)}).encode()
+
+
+def loop(_request: bytes) -> bytes:
+    """Never return."""
+    while True:
+        pass
+
+
+def fill(_request: bytes) -> bytes:
+    """Take 4 GB."""
+    return b"a" * (1 << 32)
+
+
+def fail(request: bytes) -> bytes:
+    """Raise, or end the process by a signal."""
+    if request:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    raise ZeroDivisionError
+
+
+def write(request: bytes) -> bytes:
+    """Write a file."""
+    try:
+        with open(request, "w") as file:  # noqa: PTH123
+            file.write("a")
+    except OSError as error:
+        return str(error.strerror).encode()
+    return b"written"
