@@ -1,9 +1,54 @@
-"""JSON as it is sent: compact, and not escaped to ASCII."""
+"""JSON as it is received and sent: a body is decoded, or refused with where it stops being JSON. Knows no fields."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from typing import Any, NoReturn
+
+from mlx_backend.api.errors import refuse
+from mlx_backend.conversation.json_values import MAX_DEPTH, is_too_deep
+
+_TOO_DEEP = f"The body is nested too deeply: more than {MAX_DEPTH} levels."
+
+
+def decode_json(data: bytes) -> Any:
+    """Decode a body. Raises ApiError (400)."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise refuse(f"The body is not UTF-8: byte {error.start} cannot be decoded.") from None
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise refuse(f"The body is not JSON: {error.msg} at {where}.") from None
+    except RecursionError:
+        raise refuse(_TOO_DEEP) from None
+    except ValueError as error:  # NaN, or a number of thousands of digits
+        what = "a number has thousands of digits" if "digits" in str(error) else str(error)
+        raise refuse(f"The body is not JSON that can be read: {what}.") from None
+    if is_too_deep(value):
+        raise refuse(_TOO_DEEP)
+    # Clients that cut a text in the middle of an emoji send half a surrogate pair.
+    return _repair_surrogates(value) if re.search(r"\\u[dD][89a-fA-F]", text) else value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _repair_surrogates(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case list():
+            return [_repair_surrogates(item) for item in value]
+        case dict():
+            return {_repair_surrogates(key): _repair_surrogates(item) for key, item in value.items()}
+        case _:
+            return value
+
 
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 

@@ -115,7 +115,7 @@ def _of_folder(folder: str) -> PromptedModel:
 
 def _request(line: bytes) -> dict[str, Any]:
     from mlx_backend.api.errors import ApiError
-    from mlx_backend.api.json_body import decode_json
+    from mlx_backend.api.json_text import decode_json
 
     try:
         return chat_request(decode_json(line))

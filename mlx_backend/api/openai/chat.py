@@ -1,24 +1,22 @@
 """POST /v1/chat/completions.
 
 `role` comes once, before everything else. A tool call is sent whole, with its index, and only if it is complete:
-one that the token limit cut must not be run.
+one that the token limit cut must not be run. Reasoning goes to a field of its own, a block in the content, or nowhere.
 """
 
 from __future__ import annotations
 
+import html
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.base import Operation
-from mlx_backend.api.json_body import decode_json
-from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
-from mlx_backend.api.openai.body import with_extra_body
+from mlx_backend.api.json_text import decode_json
+from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol, with_extra_body
 from mlx_backend.api.openai.chat_body import ChatBody
-from mlx_backend.api.openai.logprobs import ChatLogprobs
 from mlx_backend.api.openai.objects import ChatChunk, ChatCompletion
-from mlx_backend.api.openai.reasoning import reasoning_deltas
-from mlx_backend.api.openai.stream import Chunk, ChunkWriter
-from mlx_backend.api.openai.usage import reasoning_object
+from mlx_backend.api.openai.stream import ChatLogprobs, Chunk, ChunkWriter, reasoning_object
 from mlx_backend.chat.reply import ContentLogprobs
 from mlx_backend.conversation.events import (
     ContentDelta,
@@ -33,11 +31,112 @@ from mlx_backend.settings import ReasoningField, ReasoningFormat
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from mlx_backend.api.openai.logprobs import LogprobsFormat
     from mlx_backend.api.openai.objects import ReasoningObject
+    from mlx_backend.api.openai.stream import LogprobsFormat
     from mlx_backend.chat.reply import Reply, ReplyEvent
     from mlx_backend.chat.service import Service
     from mlx_backend.engine.base import QueueClient
+
+
+type Delta = dict[str, Any]
+
+
+def reasoning_deltas(fmt: ReasoningFormat, field: ReasoningField) -> ReasoningDeltas:
+    """Return the writer for a format; `field` is the name of the field of its own."""
+    match fmt:
+        case ReasoningFormat.SEPARATE if field is ReasoningField.BOTH:
+            return ReasoningDeltas(ReasoningField.REASONING_CONTENT, ReasoningField.REASONING)
+        case ReasoningFormat.SEPARATE:
+            return ReasoningDeltas(field)
+        case ReasoningFormat.THINK:
+            return _Think()
+        case ReasoningFormat.DETAILS:
+            return _Details()
+        case ReasoningFormat.HIDDEN | ReasoningFormat.RAW:  # raw has no reasoning events: all is content
+            return ReasoningDeltas()
+
+
+class ReasoningDeltas:
+    """Writes the reasoning of one reply to fields of its own; without any it is hidden."""
+
+    def __init__(self, *fields: ReasoningField) -> None:
+        self._fields = [str(field) for field in fields]
+
+    def feed(self, text: str) -> list[Delta]:
+        """Write more reasoning."""
+        return [dict.fromkeys(self._fields, text)] if self._fields else []
+
+    def close(self) -> list[Delta]:
+        """Write what ends it, if it was begun: an answer, a call or the end follows."""
+        return []
+
+
+class _Block(ReasoningDeltas, ABC):
+    """A block in the content. Each tag is a delta of its own; an open block is always closed."""
+
+    opening: str
+    closing: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open = False
+
+    def feed(self, text: str) -> list[Delta]:
+        deltas = []
+        if not self._open:
+            self._open = True
+            deltas.append({"content": self.opening})
+        body = self.body(text)
+        return [*deltas, {"content": body}] if body else deltas
+
+    def close(self) -> list[Delta]:
+        if not self._open:
+            return []
+        self._open = False
+        return [{"content": rest} for rest in (self.rest(), self.closing) if rest]
+
+    @abstractmethod
+    def body(self, text: str) -> str:
+        """Return the text as it stands in the block, but for what is held back."""
+
+    def rest(self) -> str:
+        """Return what was held back."""
+        return ""
+
+
+class _Think(_Block):
+    """`<think>`. A tag spelt inside the reasoning would end the block early, so its `<` becomes `‹`."""
+
+    opening = "<think>\n"
+    closing = "\n</think>\n\n"
+    _TAGS = ("<think", "</think")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = ""  # the end of the text, if it may become a tag
+
+    def body(self, text: str) -> str:
+        text = self._held + text
+        for tag in self._TAGS:
+            text = text.replace(tag, "‹" + tag[1:])
+        at = text.rfind("<")
+        undecided = at >= 0 and any(tag.startswith(text[at:]) for tag in self._TAGS)
+        self._held = text[at:] if undecided else ""
+        return text[: len(text) - len(self._held)]
+
+    def rest(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+class _Details(_Block):
+    """What Open WebUI writes itself: escaped, and every line quoted."""
+
+    opening = '<details type="reasoning" done="true">\n<summary>Thought</summary>\n> '
+    closing = "\n</details>\n\n"
+
+    def body(self, text: str) -> str:
+        return html.escape(text).replace("\n", "\n> ")
 
 
 class ChatCompletions(OpenAIProtocol):

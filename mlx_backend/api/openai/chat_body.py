@@ -1,7 +1,19 @@
-"""The body of POST /v1/chat/completions."""
+"""The body of POST /v1/chat/completions: what a conversation may ask for, in all the forms in which clients send it.
+
+Images come in two forms, and each becomes one part of ours:
+
+    {"type": "image_url", "image_url": {"url": …, "detail": …}}     Chat Completions; also with the URL as the value
+    {"type": "input_image", "image_url": …, "detail": …}            the Responses API's form, which some send here too
+    ─▶ {"type": "image", "image": 3}, and the fourth `ImageSource`
+
+From here on a part is a number, and no other code handles megabytes of base64. Fetches and decodes nothing.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -9,24 +21,163 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mlx_backend.api.errors import refuse
-from mlx_backend.api.openai import fields
-from mlx_backend.api.openai.body import Lenient, is_empty
-from mlx_backend.api.openai.generation_body import GenerationBody
-from mlx_backend.api.openai.image_parts import IMAGE_FORM, PART_TYPES, take_images
-from mlx_backend.api.openai.input_types import (
+from mlx_backend.api.openai.base import Lenient, is_empty
+from mlx_backend.api.openai.generation_body import GenerationBody, accepts, as_whole
+from mlx_backend.api.openai.objects import (
     DescribedAs,
     Messages,
     ResponseFormatInput,
     ToolChoiceInput,
 )
-from mlx_backend.api.openai.setting_fields import accepts
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
-from mlx_backend.conversation.json_values import excerpt
+from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.conversation.result_media import media_in_result
+from mlx_backend.images.source import Detail, ImageSource
+from mlx_backend.models.spec import RESERVED_KWARGS
 from mlx_backend.settings import ReasoningFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Sequence
+
+
+PART_TYPES = ("image_url", "input_image")
+
+_ROLES = ("user", "tool", "function")
+"""Whose messages may hold images: models were trained to see those of users and of tools."""
+IMAGE_FORM = 'Write it as {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}.'
+
+
+def take_images(messages: Sequence[Any]) -> tuple[list[Any], list[ImageSource]]:
+    """Return the messages with a number for each image, and the images. Changes nothing in place. Raises ApiError."""
+    sources: list[ImageSource] = []
+    taken: list[Any] = []
+    for index, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, list) or not any(map(_is_image, content)):
+            taken.append(message)
+            continue
+        if (role := message.get("role")) not in _ROLES:
+            at = next(at for at, part in enumerate(content) if _is_image(part))
+            raise refuse(
+                f"An image stands in a message of the role {excerpt(role)}: only users' messages and tools' results "
+                "can show one.",
+                f"messages[{index}].content[{at}]",
+                "unsupported_content",
+            )
+        parts: list[Any] = []
+        for at, part in enumerate(content):
+            if _is_image(part):
+                sources.append(_source(part, f"messages[{index}].content[{at}]"))
+                part = {"type": "image", "image": len(sources) - 1}
+            parts.append(part)
+        taken.append({**message, "content": parts})
+    return taken, sources
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in PART_TYPES
+
+
+def _source(part: Mapping[str, Any], where: str) -> ImageSource:
+    written = part.get("image_url")
+    url, detail = (
+        (written.get("url"), written.get("detail"))
+        if isinstance(written, Mapping)
+        else (written, part.get("detail"))
+    )
+    if not isinstance(url, str) or not url:
+        found = "is empty" if url == "" else "is missing" if url is None else f"is {json_type(url)}"
+        raise refuse(f"The address of an image {found}. {IMAGE_FORM}", f"{where}.image_url", "invalid_image")
+    try:
+        wanted = Detail.AUTO if detail is None else Detail(detail)
+    except ValueError:
+        raise refuse(
+            f"An image's detail is {excerpt(detail)}: send low, high or auto.",
+            f"{where}.image_url.detail" if isinstance(written, Mapping) else f"{where}.detail",
+        ) from None
+    return ImageSource(where=where, url=url, detail=wanted)
+
+
+def as_template_kwargs(value: Any) -> Any:
+    """Accept further variables for the chat template, except those the server sets itself."""
+    if isinstance(value, dict) and (reserved := sorted(RESERVED_KWARGS & value.keys())):
+        raise PydanticCustomError(
+            "chat_template_kwargs", "cannot replace {name}", {"name": ", ".join(reserved)}
+        )
+    return {} if value is None else value
+
+
+def nested_budgets(
+    written: Mapping[str, Any], template_kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, int]]:
+    """Yield the thinking budgets inside other fields. Raises ApiError for what is not a number of tokens."""
+    for outer, inner in (("reasoning", "max_tokens"), ("thinking", "budget_tokens")):
+        holder = written.get(outer)
+        value = holder.get(inner) if isinstance(holder, dict) else None
+        if value is None or value == "":
+            continue
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value.strip()):
+            value = int(value)
+        if type(value) is not int or value < 0:
+            name = f"{outer}.{inner}"
+            raise refuse(f"{name}: must be a whole number of tokens from 0 up, not {excerpt(value)}.", name)
+        yield f"{outer}.{inner}", value
+    value = template_kwargs.get("thinking_budget")
+    if type(value) is int and value >= 0:  # some templates read it, and -1 means something to them
+        yield "chat_template_kwargs.thinking_budget", value
+
+
+def as_tool_choice(value: Any) -> Any:
+    """Return which tool calls a reply has to make."""
+    match value:
+        case None | "auto" | "none":
+            return value
+        case "required" | "any":
+            return ToolChoice(required=True)
+        case {"function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return ToolChoice(name=name)
+    raise PydanticCustomError(
+        "tool_choice",
+        """must be "auto", "none", "required" or {form}""",
+        {"form": '{"type": "function", "function": {"name": …}}'},
+    )
+
+
+def as_answer_format(value: Any) -> Any:
+    """Return the format the answer must have."""
+    match value:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object", **rest}:
+            schema = rest.get("schema")
+            if schema is None:
+                return AnswerFormat(kind="json_object")
+            if isinstance(schema, dict):
+                return AnswerFormat(kind="json_schema", value=schema)
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema), **rest}}:
+            return _schema_format(schema, rest)
+        case {"type": "json_schema", "schema": dict(schema), **rest}:  # the Responses API's form
+            return _schema_format(schema, rest)
+        case {"type": "json_schema"}:
+            raise PydanticCustomError(
+                "response_format", "names no schema: send json_schema.schema, an object"
+            )
+    raise PydanticCustomError("response_format", 'must be of type "text", "json_object" or "json_schema"')
+
+
+def _schema_format(schema: dict[Any, Any], rest: Mapping[Any, Any]) -> AnswerFormat:
+    words = {name: text for name in ("name", "description") if isinstance(text := rest.get(name), str)}
+    return AnswerFormat(kind="json_schema", value=schema, strict=rest.get("strict") is True, **words)
+
+
+def as_json_schema(value: Any) -> Any:
+    """Accept a schema as text."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            raise PydanticCustomError("json_schema", "is not JSON") from None
+    return value
 
 
 class Function(Lenient):
@@ -63,9 +214,9 @@ type _Kind = Literal["json_object", "json_schema", "regex", "choice"]
 class StructuredOutputs(Lenient):
     """vLLM's `structured_outputs`: what the answer is held to."""
 
-    schema_of_json: Annotated[
-        dict[str, Any] | None, BeforeValidator(fields.json_schema), Field(alias="json")
-    ] = None
+    schema_of_json: Annotated[dict[str, Any] | None, BeforeValidator(as_json_schema), Field(alias="json")] = (
+        None
+    )
     regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     choice: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
     json_object: bool | None = None
@@ -100,27 +251,27 @@ class ChatBody(GenerationBody):
     tools: list[Tool] | None = None
     tool_choice: Annotated[
         str | ToolChoice | None,
-        BeforeValidator(fields.tool_choice, json_schema_input_type=ToolChoiceInput),
+        BeforeValidator(as_tool_choice, json_schema_input_type=ToolChoiceInput),
     ] = None
     response_format: Annotated[
         AnswerFormat | None,
-        BeforeValidator(fields.response_format, json_schema_input_type=ResponseFormatInput),
+        BeforeValidator(as_answer_format, json_schema_input_type=ResponseFormatInput),
     ] = None
-    guided_json: Annotated[dict[str, Any] | None, BeforeValidator(fields.json_schema)] = None
-    json_schema: Annotated[dict[str, Any] | None, BeforeValidator(fields.json_schema)] = None
+    guided_json: Annotated[dict[str, Any] | None, BeforeValidator(as_json_schema)] = None
+    json_schema: Annotated[dict[str, Any] | None, BeforeValidator(as_json_schema)] = None
     guided_regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     guided_choice: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
     structured_outputs: StructuredOutputs | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(fields.template_kwargs)] = Field(
+    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(as_template_kwargs)] = Field(
         default_factory=dict
     )
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20), BeforeValidator(fields.whole)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), BeforeValidator(as_whole)] | None = None
     role_mapping: dict[str, str] | None = None
 
     def _answer_format(self) -> AnswerFormat | None:
@@ -152,7 +303,7 @@ class ChatBody(GenerationBody):
         for name in ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"):
             if (value := self.setting(name)) is not None:
                 sent[name] = value
-        sent |= fields.nested_budgets(self.model_extra or {}, self.chat_template_kwargs)
+        sent |= nested_budgets(self.model_extra or {}, self.chat_template_kwargs)
         first = next(iter(sent), "")
         for other, value in sent.items():
             if value != sent[first]:

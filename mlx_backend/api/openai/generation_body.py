@@ -1,16 +1,137 @@
-"""What a request for generated text holds, whether it sends a conversation or a bare text."""
+"""What a request for generated text holds, whether it sends a conversation or a bare text.
+
+The settings of a reply (`settings.ReplySettings`) are fields here by the same declarations: `accepts` adds them. A
+validator (`as_…`) makes one form of the several that clients send; what it raises is a 400 for pydantic.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+import re
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, create_model
+from pydantic_core import PydanticCustomError
 
-from mlx_backend.api.openai import fields
-from mlx_backend.api.openai.body import Body, Lenient, Refusals, is_empty, is_one_of
-from mlx_backend.api.openai.input_types import EFFORT_FIELDS, LogitBiasInput, StopInput
-from mlx_backend.api.openai.setting_fields import accepts
+from mlx_backend.api.openai.base import Body, Lenient, Refusals, is_empty, is_one_of
+from mlx_backend.api.openai.objects import EFFORT_FIELDS, LogitBiasInput, StopInput
+from mlx_backend.chat.request import UNLIMITED
+from mlx_backend.declaration import declared
 from mlx_backend.sampling_settings import SAMPLING
+from mlx_backend.settings import ReasoningFormat, ReplySettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+_FORMAT_ALIASES = {"none": "raw", "auto": "separate", "deepseek": "separate", "parsed": "separate"}
+
+
+def as_whole(value: Any) -> Any:
+    """Accept 7.0 for 7: some languages write every number with a decimal point."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def as_limit(value: Any) -> Any:
+    """Accept -1 for no limit, as several clients send it."""
+    value = as_whole(value)
+    return None if type(value) is int and value == -1 else value
+
+
+def as_stop_strings(value: Any) -> Any:
+    """Accept one stop string or several; empty ones are left out."""
+    texts = [value] if isinstance(value, str) else value
+    if texts is None:
+        return ()
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise PydanticCustomError("stop", "must be a string or a list of strings")
+    return tuple(text for text in texts if text)
+
+
+def as_logit_bias(value: Any) -> Any:
+    """Return pairs of a token id and its bias."""
+    if value in (None, ""):
+        return ()
+    if not isinstance(value, dict):
+        raise PydanticCustomError("logit_bias", "must be an object: token id -> bias")
+    pairs = []
+    for token, bias in value.items():
+        if not re.fullmatch(r"[0-9]{1,9}", token):
+            raise PydanticCustomError(
+                "logit_bias", "has the key {key}, which is not a token id", {"key": repr(token)}
+            )
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise PydanticCustomError("logit_bias", "must map to numbers from -100 to 100")
+        pairs.append((int(token), float(bias)))
+    return tuple(pairs)
+
+
+def as_reasoning_format(value: Any) -> Any:
+    """Accept our names of the formats and those of other servers."""
+    if value is None:
+        return None
+    try:
+        return ReasoningFormat(_FORMAT_ALIASES.get(value, value))
+    except (ValueError, TypeError):
+        words = ", ".join(ReasoningFormat)
+        raise PydanticCustomError("reasoning_format", "must be one of {words}", {"words": words}) from None
+
+
+def as_count_of_logprobs(value: Any) -> Any:
+    """Accept false for no log probabilities, as older clients send it."""
+    return None if value is False else value
+
+
+type Limit = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(as_limit)]
+
+_SETTINGS = declared(ReplySettings)
+
+# Where a request accepts more than a file: -1 is no limit, and a seed is any 64-bit number.
+_TYPES: dict[str, Any] = {
+    "max_tokens": Limit,
+    "top_k": Annotated[int, Field(ge=-1), BeforeValidator(as_whole)],
+    "seed": Annotated[int, Field(ge=-(2**63), lt=2**64), BeforeValidator(as_whole)],
+    "thinking_budget": Annotated[int, Field(ge=UNLIMITED), BeforeValidator(as_whole)],
+    "reasoning_format": Annotated[
+        Any, BeforeValidator(as_reasoning_format, json_schema_input_type=ReasoningFormat)
+    ],
+}
+
+
+ALIASES = {
+    "repeat_penalty": "repetition_penalty",
+    "max_completion_tokens": "max_tokens",
+    "thinking_token_budget": "thinking_budget",
+    "thinking_budget_tokens": "thinking_budget",
+}
+"""Other names of settings in requests, as other servers and clients have them."""
+
+
+def accepts[B: BaseModel](*names: str) -> Callable[[type[B]], type[B]]:
+    """Return a decorator that adds settings to a body, by their names or their aliases."""
+
+    def add(body: type[B]) -> type[B]:
+        added: dict[str, Any] = {name: (_field(ALIASES.get(name, name)), None) for name in names}
+        return create_model(
+            body.__name__, __base__=body, __doc__=body.__doc__, __module__=body.__module__, **added
+        )
+
+    return add
+
+
+def _field(name: str) -> Any:
+    return Annotated[_type(name) | None, Field(description=_SETTINGS[name].help)]
+
+
+def _type(name: str) -> Any:
+    setting = _SETTINGS[name]
+    if name in _TYPES:
+        return _TYPES[name]
+    return (
+        Annotated[int, Field(**setting.kind.limits), BeforeValidator(as_whole)]
+        if setting.kind.type is int
+        else setting.kind.annotation()
+    )
+
 
 _STRUCTURED = "send response_format with a json_schema, guided_regex or guided_choice"
 
@@ -55,13 +176,11 @@ class GenerationBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     adapters: Annotated[str, Field(min_length=1)] | None = None
-    priority: Annotated[int, Field(gt=-(2**31), lt=2**31), BeforeValidator(fields.whole)] | None = None
-    stop: Annotated[
-        tuple[str, ...], BeforeValidator(fields.stop_strings, json_schema_input_type=StopInput)
-    ] = ()
+    priority: Annotated[int, Field(gt=-(2**31), lt=2**31), BeforeValidator(as_whole)] | None = None
+    stop: Annotated[tuple[str, ...], BeforeValidator(as_stop_strings, json_schema_input_type=StopInput)] = ()
     logit_bias: Annotated[
         tuple[tuple[int, float], ...],
-        BeforeValidator(fields.logit_bias, json_schema_input_type=LogitBiasInput),
+        BeforeValidator(as_logit_bias, json_schema_input_type=LogitBiasInput),
     ] = ()
 
     @property

@@ -2,6 +2,13 @@
 
 What is not known is left out; `created`, in seconds since 1970, is when the server was started. Knows what the registry
 says of a model; nothing of HTTP.
+
+`info` is for Open WebUI, which takes it for the model's settings (undocumented there, and measured with 0.12.4); what
+an administrator sets for the model comes before it. It says only what has to be turned off; other clients ignore it.
+
+    capabilities.builtin_tools   the page adds its own 36 tools to every message of a new installation
+    capabilities.vision          the page sends images to any model, unless it is told not to
+    hidden                       the page offers every model for chatting, those for embeddings too
 """
 
 from __future__ import annotations
@@ -11,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.api.base import Operation
 from mlx_backend.api.openai.base import OpenAIProtocol
 from mlx_backend.api.openai.objects import ModelList, ModelObject, Unloading
-from mlx_backend.api.openai.open_webui import page_info
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.registry.errors import ModelError
@@ -20,6 +26,29 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mlx_backend.registry.base import ModelRegistry, ModelStatus
+
+
+BUILTIN_TOOLS_TOKENS = 6_000
+"""About how many tokens describe those tools in a prompt: 26 KB of JSON, 4,100 tokens for gpt-oss, 7,700 for Qwen3."""
+
+MIN_CONTEXT = 4 * BUILTIN_TOOLS_TOKENS
+"""Tokens of context from which on the tools are worth their room: about a quarter of it at most."""
+
+
+def page_info(description: ModelDescription) -> dict[str, Any] | None:
+    """Return the value of `info`; None where the page's defaults are right, as far as is known."""
+    if description.kind != "llm":
+        return {"meta": {"hidden": True}}
+    if not description.capabilities:  # the model has yet to be downloaded: nothing is known of it
+        return None
+    has_room = description.context_length is None or description.context_length >= MIN_CONTEXT
+    suits = {
+        "builtin_tools": has_room and "tools" in description.capabilities,
+        "vision": "vision" in description.capabilities,
+    }
+    off = {name: False for name, is_suited in suits.items() if not is_suited}
+    return {"meta": {"capabilities": off}} if off else None
+
 
 OWNER = "mlx-backend"
 _LEVELS: Mapping[Effort, str] = {

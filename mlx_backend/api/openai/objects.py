@@ -1,15 +1,192 @@
-"""The JSON objects that this API sends, as types: for code that builds them, and for /openapi.json.
+"""The JSON objects of this API as types: what clients send, and what is sent to them, for code and for /openapi.json.
 
-Keys that are not required are left out where there is nothing to say; none of them is null then.
+A field of a request is described here where what clients write is more than what it becomes: a validator makes one form
+of several, and what is described is the one that clients are meant to send. In what is sent, keys that are not required
+are left out where there is nothing to say; none of them is null then.
 """
 
-from typing import Any, Literal, NotRequired, TypedDict
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from pydantic import ConfigDict, with_config
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler, TypeAdapter, WithJsonSchema, with_config
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.events import FinishReason
+from mlx_backend.conversation.history import ROLES
 from mlx_backend.registry.base import ModelState
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedAs:
+    """An annotation: a field is described as another type than the one that validates it."""
+
+    type: Any
+
+    def __get_pydantic_json_schema__(
+        self, _schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Describe the other type."""
+        return handler(TypeAdapter(self.type).core_schema)
+
+
+type TokenId = Annotated[int, Field(ge=0)]
+type Text = Annotated[str, Field(min_length=1)]
+
+
+class TextPart(TypedDict):
+    """A part of a message that is text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageAddress(TypedDict):
+    """Where an image is: a data URI, or an address if the server fetches images."""
+
+    url: str
+    detail: NotRequired[Literal["low", "high", "auto"] | None]
+
+
+class ImagePart(TypedDict):
+    """A part of a message that is an image."""
+
+    type: Literal["image_url"]
+    image_url: ImageAddress
+
+
+class CalledFunction(TypedDict):
+    """What a call calls. The arguments are JSON, as text."""
+
+    name: str
+    arguments: str
+
+
+class MessageCall(TypedDict):
+    """A tool call of an earlier reply."""
+
+    id: str
+    type: NotRequired[Literal["function"]]
+    function: CalledFunction
+
+
+class ChatMessage(TypedDict):
+    """A message of a conversation. What else clients send in it is accepted, and what is broken is repaired."""
+
+    role: Annotated[str, WithJsonSchema({"type": "string", "enum": list(ROLES)})]
+    content: NotRequired[str | list[TextPart | ImagePart] | None]
+    name: NotRequired[str]
+    reasoning_content: NotRequired[str | None]
+    tool_calls: NotRequired[list[MessageCall] | None]
+    tool_call_id: NotRequired[str]
+
+
+type Messages = Annotated[list[ChatMessage], Field(min_length=1)]
+
+
+class NamedFunction(TypedDict):
+    """A function, by its name."""
+
+    name: str
+
+
+class NamedTool(TypedDict):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+type ToolChoiceInput = Literal["auto", "none", "required"] | NamedTool | None
+
+
+class TextFormat(TypedDict):
+    """Any text, or any JSON object."""
+
+    type: Literal["text", "json_object"]
+
+
+class NamedSchema(TypedDict):
+    """A JSON schema and what it is called."""
+
+    schema: dict[str, Any]
+    name: NotRequired[str]
+    description: NotRequired[str]
+    strict: NotRequired[bool | None]
+
+
+class SchemaFormat(TypedDict):
+    """JSON that matches a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+type ResponseFormatInput = TextFormat | SchemaFormat | None
+type StopInput = str | list[str] | None
+type LogitBiasInput = Annotated[
+    dict[str, float] | None,
+    WithJsonSchema(
+        {
+            "type": ["object", "null"],
+            "description": "Token id -> what is added to its logit.",
+            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
+]
+
+type EffortInput = Effort | None
+
+
+class ReasoningInput(TypedDict, total=False):
+    """OpenRouter's and the Responses API's object."""
+
+    effort: EffortInput
+    max_tokens: Annotated[int | None, Field(ge=0, description="How many tokens may be reasoning.")]
+    enabled: bool | None
+    exclude: bool | None
+
+
+class OutputConfigInput(TypedDict, total=False):
+    """Anthropic's object."""
+
+    effort: EffortInput
+
+
+class ThinkingInput(TypedDict, total=False):
+    """Anthropic's object."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=0)]
+
+
+EFFORT_FIELDS: dict[str, Any] = {
+    "reasoning_effort": EffortInput,
+    "reasoning": ReasoningInput | None,
+    "output_config": OutputConfigInput | None,
+    "think": bool | None,
+    "thinking": ThinkingInput | bool | None,
+    "enable_thinking": bool | None,
+}
+"""The fields that may state an effort: `conversation.effort_sources` looks them up in the request as it was written."""
+
+
+class TextDocument(TypedDict):
+    """A document as an object."""
+
+    text: str
+
+
+type Document = str | TextDocument
+type Prompt = Text | Annotated[list[TokenId], Field(min_length=1)]
+type Texts = (
+    str
+    | Annotated[list[str], Field(min_length=1)]
+    | Annotated[list[TokenId], Field(min_length=1)]
+    | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+)
 
 # -- errors ---------------------------------------------------------------------------------------------------
 
@@ -115,22 +292,15 @@ class TextLogprobsObject(TypedDict):
     text_offset: list[int]
 
 
-class FunctionObject(TypedDict):
-    """A tool's name, and its arguments as JSON in a text."""
-
-    name: str
-    arguments: str
-
-
 class ToolCallObject(TypedDict):
     """A tool call, always whole."""
 
     id: str
     type: Literal["function"]
-    function: FunctionObject
+    function: CalledFunction
 
 
-class ToolCallDelta(ToolCallObject):
+class StreamedToolCall(ToolCallObject):
     """A tool call in a stream, always whole too."""
 
     index: int
@@ -188,7 +358,7 @@ class ReplyDelta(TypedDict, total=False):
     content: str
     reasoning_content: str
     reasoning: str
-    tool_calls: list[ToolCallDelta]
+    tool_calls: list[StreamedToolCall]
 
 
 class ChunkChoice(TypedDict):
@@ -266,18 +436,12 @@ class EmbeddingList(TypedDict):
     usage: ReadUsage
 
 
-class DocumentObject(TypedDict):
-    """A document's text."""
-
-    text: str
-
-
 class RankedDocument(TypedDict):
     """A document's score, from 0 to 1 unless raw scores were asked for."""
 
     index: int
     relevance_score: float
-    document: NotRequired[DocumentObject]
+    document: NotRequired[TextDocument]
 
 
 class Ranking(TypedDict):

@@ -10,11 +10,9 @@ from pydantic import Field
 
 from mlx_backend.api.base import Cost, JsonAnswer, Operation
 from mlx_backend.api.errors import refuse
-from mlx_backend.api.json_body import decode_json
-from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
-from mlx_backend.api.openai.body import Body
-from mlx_backend.api.openai.input_types import DescribedAs, Document
-from mlx_backend.api.openai.objects import RankedDocument, Ranking
+from mlx_backend.api.json_text import decode_json
+from mlx_backend.api.openai.base import Body, BodyCall, OpenAIProtocol
+from mlx_backend.api.openai.objects import DescribedAs, Document, RankedDocument, Ranking
 from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.embedding.service import MAX_TEXTS, RerankRequest
 

@@ -4,7 +4,8 @@
                             └─ fold ─▶ the JSON object of a reply that is not streamed
 
 The whole reply is the fold of the chunks that a stream sends: there is no second path. For clients' sake a delta holds
-one thing, and no key is null where a client expects an object. Knows nothing of HTTP, engines or requests.
+one thing, and no key is null where a client expects an object. With them go `usage`, `timings` (under llama.cpp's
+names), `reasoning` and log probabilities. Knows nothing of HTTP, engines or requests.
 """
 
 from __future__ import annotations
@@ -19,17 +20,141 @@ from mlx_backend import __version__
 from mlx_backend.api import json_text
 from mlx_backend.api.json_text import dumps
 from mlx_backend.api.openai.base import error_object
-from mlx_backend.api.openai.usage import timings_object, usage_object
 from mlx_backend.conversation.events import StreamEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mlx_backend.api.errors import ApiError
-    from mlx_backend.api.openai.logprobs import LogprobsFormat
-    from mlx_backend.api.openai.objects import ReasoningObject, TimingsObject, UsageObject
-    from mlx_backend.chat.reply import ReplyEvent, TokenLogprobs, Usage
+    from mlx_backend.api.openai.objects import PromptTokens, ReasoningObject, TimingsObject, UsageObject
+    from mlx_backend.chat.reply import Reply, ReplyEvent, TokenLogprobs, Usage
     from mlx_backend.engine.base import Progress
+
+
+def usage_object(usage: Usage) -> UsageObject:
+    """Build OpenAI's `usage`."""
+    details: PromptTokens = {"cached_tokens": usage.cached_tokens}
+    if usage.image_tokens:
+        details["image_tokens"] = usage.image_tokens
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": details,
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def timings_object(usage: Usage) -> TimingsObject:
+    """Build `timings` under llama.cpp's names, from which chat pages show tokens per second.
+
+    Two are ours. Drafts are counted if there were any.
+    """
+    prefilled = usage.prompt_tokens - usage.cached_tokens
+    timings: TimingsObject = {
+        "cache_n": usage.cached_tokens,
+        "prompt_n": prefilled,
+        "prompt_ms": round(usage.prefill_seconds * 1000, 3),
+        "prompt_per_second": _rate(prefilled, usage.prefill_seconds),
+        "predicted_n": usage.completion_tokens,
+        "predicted_ms": round(usage.decode_seconds * 1000, 3),
+        "predicted_per_second": _rate(usage.completion_tokens, usage.decode_seconds),
+        "queue_ms": round(usage.queue_seconds * 1000, 3),
+        "first_token_ms": round((usage.queue_seconds + usage.prefill_seconds) * 1000, 3),
+    }
+    if usage.drafted_tokens:
+        timings["draft_n"] = usage.drafted_tokens
+        timings["draft_n_accepted"] = usage.accepted_tokens
+    return timings
+
+
+def reasoning_object(reply: Reply) -> ReasoningObject | None:
+    """Build what was decided about a reply's reasoning; None for a completion of a bare text."""
+    decided = reply.effort
+    if decided is None:
+        return None
+    return {
+        "effort": decided.effort,
+        "level": decided.level.effort if decided.level else None,
+        "source": decided.source,
+        "budget": reply.thinking_budget,
+    }
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    return round(tokens / seconds, 2) if seconds > 0 else 0.0
+
+
+MIN_LOGPROB = -9999.0  # what OpenAI sends for an impossible token; JSON has no infinity
+
+
+class ChatLogprobs:
+    """`{"content": [{token, logprob, bytes, top_logprobs}, …], "refusal": null}`."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+
+    def chunk(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """Write the tokens of one delta."""
+        content = [
+            {
+                **self._entry(each.token, each.logprobs.chosen),
+                "top_logprobs": [self._entry(token, value) for token, value in each.logprobs.top],
+            }
+            for each in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def fold(self, chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """Fold the chunks of a reply."""
+        return {"content": [entry for chunk in chunks for entry in chunk["content"]], "refusal": None}
+
+    def _entry(self, token: int, value: float) -> dict[str, Any]:
+        data = self._bytes_of(token)
+        return {
+            "token": data.decode("utf-8", "replace"),
+            "logprob": max(value, MIN_LOGPROB),
+            "bytes": list(data),
+        }
+
+
+class TextLogprobs:
+    """`{"tokens": […], "token_logprobs": […], "top_logprobs": [{…}, …], "text_offset": […]}`."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._offset = 0
+
+    def chunk(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """Write the tokens of one delta; offsets count characters from the beginning of the reply."""
+        columns: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for each in tokens:
+            text = self._text(each.token)
+            columns["tokens"].append(text)
+            columns["token_logprobs"].append(max(each.logprobs.chosen, MIN_LOGPROB))
+            top = {self._text(token): max(value, MIN_LOGPROB) for token, value in each.logprobs.top}
+            columns["top_logprobs"].append(
+                {text: max(each.logprobs.chosen, MIN_LOGPROB), **top} if top else None
+            )
+            columns["text_offset"].append(self._offset)
+            self._offset += len(text)
+        return columns
+
+    def fold(self, chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """Fold the chunks of a reply."""
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        columns = list(chunks)
+        return {name: [value for chunk in columns for value in chunk[name]] for name in names}
+
+    def _text(self, token: int) -> str:
+        data = self._bytes_of(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:  # part of a character, as OpenAI writes it
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+type LogprobsFormat = ChatLogprobs | TextLogprobs
 
 DONE = b"data: [DONE]\n\n"
 _FINGERPRINT = f"mlx-backend-{__version__}"

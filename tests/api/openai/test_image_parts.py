@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlx_backend.api.errors import ApiError
-from mlx_backend.api.openai.image_parts import take_images
+from mlx_backend.api.openai.chat_body import take_images
 from mlx_backend.images.source import Detail
 
 URI = "data:image/png;base64,aaaa"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_backend.api.openai.open_webui import MIN_CONTEXT, page_info
+from mlx_backend.api.openai.models import MIN_CONTEXT, page_info
 from mlx_backend.models.description import ModelDescription
 
 TEXT = ("completion", "tools")

@@ -11,7 +11,7 @@ import pytest
 from mlx_backend.api.errors import ApiError
 from mlx_backend.api.openai.chat import ChatWriter
 from mlx_backend.api.openai.completions import TextWriter
-from mlx_backend.api.openai.usage import usage_object
+from mlx_backend.api.openai.stream import usage_object
 from mlx_backend.chat.reply import Usage
 from mlx_backend.conversation.events import (
     Channel,
