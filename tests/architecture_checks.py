@@ -28,13 +28,11 @@ from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES
-from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.engine.threaded import Engine
 from mlx_backend.models.engine_options import EngineOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from mlx_backend.engine.base import Engine
 
     type Check = Callable[[Model], list[Reply]]
 
@@ -75,10 +73,10 @@ class Model:
         self._cleanup.close()
 
     @cached_property
-    def engine(self) -> ThreadedEngine:
+    def engine(self) -> Engine:
         """The engine that checks without options of their own share."""
         self._batch = MLXBatch(self.folder, EngineOptions(), device=Device(8 << 30))
-        return self._cleanup.enter_context(ThreadedEngine(self._batch))
+        return self._cleanup.enter_context(Engine(self._batch))
 
     def batching(self) -> str:
         """Return how several replies run: packed, batched, or one by one with the reason."""

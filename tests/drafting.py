@@ -11,7 +11,7 @@ from mlx_backend.engine.base import Logprobs, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, DraftPacer
-from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from mlx_backend.engine.base import Engine, GenerationRequest
+    from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.mlx.draft_record import DraftRecord
 
 
@@ -52,7 +52,7 @@ class FoundReply:
 def drafting_engine(model: Path, **options: Any) -> Iterator[Engine]:
     """Start an engine that drafts in every step."""
     batch = MLXBatch(model, EngineOptions(**{"cache_bytes": 0, **options}), device=Device(8 << 30))
-    with ThreadedEngine(batch) as engine:
+    with Engine(batch) as engine:
         batch.loaded.draft_pacer = EveryStep(batch.loaded.draft_pacer.max_drafts)
         yield engine
 

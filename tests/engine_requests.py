@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mlx_backend.engine.base import Engine
+    from mlx_backend.engine.threaded import Engine
 
 TEXT = "the quick brown fox jumps over the lazy dog "
 

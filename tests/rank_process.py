@@ -11,8 +11,10 @@ from typing import Any
 from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
-from mlx_backend.engine.base import Engine, Finished, Generation, GenerationRequest, Sampling, TokenDelta
+from mlx_backend.engine.base import Finished, GenerationRequest, Sampling, TokenDelta
+from mlx_backend.engine.jobs import Generation
 from mlx_backend.engine.mlx import follow_engine, load_engine, rank
+from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError
 
 

@@ -24,7 +24,7 @@ from mlx_backend.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mlx_backend.engine.base import Engine
+    from mlx_backend.engine.threaded import Engine
     from mlx_backend.registry.base import ModelRegistry
     from mlx_backend.server.tls import TlsContext
 

@@ -15,7 +15,7 @@ from mlx_backend.errors import EngineError, EngineRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from mlx_backend.engine.base import Generation
+    from mlx_backend.engine.jobs import Generation
     from mlx_backend.engine.scheduler import Scheduler
 
 SOON = 20  # seconds after which a test that waits for another thread gives up

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.engine.base import Progress, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelInfo
 from mlx_backend.engine.images import ImageMarkup, ImageSupport, PreparedImage
-from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ class _ScriptedBatch:
         pass
 
 
-class ScriptedEngine(ThreadedEngine):
+class ScriptedEngine(Engine):
     """Replays transcripts through the real scheduler.
 
     `transcripts` is a list, the next one for each request, or a function from the prompt's text to one. A `tokenizer`

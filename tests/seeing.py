@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from vision_models import SeeingModel
 
-    from mlx_backend.engine.base import Engine
+    from mlx_backend.engine.threaded import Engine
 
 REPLY = 20
 TEXT = (20, 21, 22, 200, 201)

@@ -16,7 +16,8 @@ from mlx_backend.engine.base import TokenDelta
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mlx_backend.engine.base import Engine, GenerationRequest
+    from mlx_backend.engine.base import GenerationRequest
+    from mlx_backend.engine.threaded import Engine
 
 ON_CPU = mx.default_device() == mx.Device(mx.cpu)
 

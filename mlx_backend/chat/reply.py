@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.events import EndedBy, FinishReason, Message
     from mlx_backend.conversation.running_replies import RunningReply
     from mlx_backend.conversation.tool_names import ToolNames
-    from mlx_backend.engine.base import Generation, GenerationTimes, Logprobs
+    from mlx_backend.engine.base import GenerationTimes, Logprobs
+    from mlx_backend.engine.jobs import Generation
 
 
 @dataclass(frozen=True, slots=True)

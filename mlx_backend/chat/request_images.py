@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mlx_backend.chat.request import ChatRequest
-    from mlx_backend.engine.base import Engine
     from mlx_backend.engine.images import ImageProcessor, PreparedImage
+    from mlx_backend.engine.threaded import Engine
     from mlx_backend.images.loader import ImageLoader
     from mlx_backend.images.source import ImageSource
 

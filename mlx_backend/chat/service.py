@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from mlx_backend.chat.request import ChatRequest, CompletionRequest, ReplyRequest
     from mlx_backend.chat.request_images import SeenImages
     from mlx_backend.conversation.tool_names import ToolNames
-    from mlx_backend.engine.base import Constraint, Engine, Generation, PromptStart, QueueClient
+    from mlx_backend.engine.base import Constraint, PromptStart, QueueClient
+    from mlx_backend.engine.jobs import Generation
+    from mlx_backend.engine.threaded import Engine
     from mlx_backend.images.loader import ImageLoader
 
 log = logging.getLogger(__name__)

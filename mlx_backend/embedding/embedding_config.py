@@ -63,70 +63,54 @@ class EmbeddingConfig:
     document_prefix: str = ""
     matryoshka: bool = False
     max_tokens: int | None = None
-    dense: tuple[str, ...] = ()  # folders of dense layers applied after pooling
+    dense: tuple[str, ...] = ()
+    """Folders of dense layers applied after pooling."""
 
     def prefix(self, role: Role | None) -> str:
         """Return the prefix for a text of this role, "" for no role."""
         return {"query": self.query_prefix, "document": self.document_prefix}.get(role or "", "")
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    name: re.Pattern[str]
-    pooling: Pooling
-    query_prefix: str = ""
-    document_prefix: str = ""
-    matryoshka: bool = False
-
-
 def _family(
-    name: str,
-    pooling: Pooling,
-    query_prefix: str = "",
-    document_prefix: str = "",
-    *,
-    matryoshka: bool = False,
-) -> _Family:
-    return _Family(re.compile(name, re.IGNORECASE), pooling, query_prefix, document_prefix, matryoshka)
+    pooling: Pooling, query_prefix: str = "", document_prefix: str = "", *, matryoshka: bool = False
+) -> EmbeddingConfig:
+    return EmbeddingConfig(
+        pooling=pooling, query_prefix=query_prefix, document_prefix=document_prefix, matryoshka=matryoshka
+    )
 
 
 _SEARCH = "Given a web search query, retrieve relevant passages that answer the query"
-_FAMILIES = (
-    _family(r"e5-mistral", "last", f"Instruct: {_SEARCH}\nQuery: "),
-    _family(r"e5-.*instruct", "mean", f"Instruct: {_SEARCH}\nQuery: "),
-    _family(r"(^|[-_])e5($|[-_])", "mean", "query: ", "passage: "),
-    _family(r"ruri.*v3", "mean", "検索クエリ: ", "検索文書: "),
-    _family(r"ruri", "mean", "クエリ: ", "文章: "),
-    _family(r"qwen3.*embed", "last", f"Instruct: {_SEARCH}\nQuery:", matryoshka=True),
-    _family(
-        r"embedding-?gemma",
+_FAMILIES = {
+    r"e5-mistral": _family("last", f"Instruct: {_SEARCH}\nQuery: "),
+    r"e5-.*instruct": _family("mean", f"Instruct: {_SEARCH}\nQuery: "),
+    r"(^|[-_])e5($|[-_])": _family("mean", "query: ", "passage: "),
+    r"ruri.*v3": _family("mean", "検索クエリ: ", "検索文書: "),
+    r"ruri": _family("mean", "クエリ: ", "文章: "),
+    r"qwen3.*embed": _family("last", f"Instruct: {_SEARCH}\nQuery:", matryoshka=True),
+    r"embedding-?gemma": _family(
         "mean",
         "task: search result | query: ",
         "title: none | text: ",
         matryoshka=True,
     ),
-    _family(r"modernbert-embed|nomic-embed", "mean", "search_query: ", "search_document: ", matryoshka=True),
-    _family(r"arctic-embed.*v2", "cls", "query: ", matryoshka=True),
-    _family(r"bge-.*-zh", "cls", "为这个句子生成表示以用于检索相关文章："),
-    _family(r"bge-(small|base|large)-en", "cls", "Represent this sentence for searching relevant passages: "),
-    _family(r"bge|arctic-embed|gte-modernbert|mxbai-embed", "cls"),
-)
+    r"modernbert-embed|nomic-embed": _family("mean", "search_query: ", "search_document: ", matryoshka=True),
+    r"arctic-embed.*v2": _family("cls", "query: ", matryoshka=True),
+    r"bge-.*-zh": _family("cls", "为这个句子生成表示以用于检索相关文章："),
+    r"bge-(small|base|large)-en": _family("cls", "Represent this sentence for searching relevant passages: "),
+    r"bge|arctic-embed|gte-modernbert|mxbai-embed": _family("cls"),
+}
+"""By a pattern of a model's name, in any case; the first that matches is meant."""
 
 
 def embedding_config(folder: Path, name: str, options: EmbeddingOptions, *, causal: bool) -> EmbeddingConfig:
     """Determine how a model's vectors are made. Raises EngineError for what is not supported."""
     short_name = name.rpartition("/")[2]
-    family = next((each for each in _FAMILIES if each.name.search(short_name)), None)
-    found = EmbeddingConfig(pooling="last" if causal else "mean")
-    if family is not None:
-        # The first token of a causal model has attended to nothing but itself.
-        pooling = "last" if causal and family.pooling == "cls" else family.pooling
-        found = EmbeddingConfig(
-            pooling=pooling,
-            query_prefix=family.query_prefix,
-            document_prefix=family.document_prefix,
-            matryoshka=family.matryoshka,
-        )
+    families = (
+        family for pattern, family in _FAMILIES.items() if re.search(pattern, short_name, re.IGNORECASE)
+    )
+    found = next(families, None) or EmbeddingConfig(pooling="last" if causal else "mean")
+    if causal and found.pooling == "cls":  # its first token has attended to nothing but itself
+        found = replace(found, pooling="last")
     found = _from_files(folder, name, found)
     settings = {
         key: value

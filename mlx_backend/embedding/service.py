@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from mlx_backend.embedding.worker import EmbeddingJob, Worker
     from mlx_backend.engine.base import QueueClient
 
-MAX_TEXTS = 2048  # in a request; OpenAI's limit
+MAX_TEXTS = 2048
+"""Texts in a request; OpenAI's limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +56,10 @@ class PendingResult:
     """A result that is being computed. Wait in one thread; `close` from any."""
 
     job: EmbeddingJob
-    tokens: int  # of all texts
-    truncated: int = 0  # documents
+    tokens: int
+    """Of all texts."""
+    truncated: int = 0
+    """How many documents were."""
 
     def vectors(self) -> list[array[float]] | None:
         """Wait for the vectors, in the texts' order; None if it was closed. Raises EngineError."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+    from collections.abc import Mapping, Sequence, Set
 
-    from mlx_backend.engine.images import ImageProcessor, ImageSupport, PromptImage
+    from mlx_backend.engine.images import PromptImage
 
 UNBOUNDED_TOKENS = 1 << 40  # tokens: more than any reply has
 MAX_PRIORITY = 2**31 - 1  # of a request, and the opposite of the lowest
@@ -196,26 +196,6 @@ class GenerationTimes:
     decode: float = 0.0
 
 
-class Generation(Protocol):
-    """One running request. Iterate it in one thread; `close()` may be called from any, more than once."""
-
-    def __iter__(self) -> Iterator[EngineItem]:
-        """Yield Progress*, TokenDelta*, then exactly one Finished; raise EngineError if it fails."""
-        ...
-
-    def next(self, timeout: float | None = None) -> EngineItem | None:
-        """Return the next item, None when `timeout` seconds passed without one. StopIteration at the end."""
-        ...
-
-    def times(self) -> GenerationTimes:
-        """Return how long each stage has taken so far; from any thread."""
-        ...
-
-    def close(self) -> None:
-        """Stop generating within one step. Idempotent; a finished generation ignores it."""
-        ...
-
-
 class Tokenizer(Protocol):
     """Text to tokens and back, and the model's chat template. Safe to use from any thread."""
 
@@ -270,61 +250,4 @@ class Tokenizer(Protocol):
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of one token; they need not be whole characters."""
-        ...
-
-
-class Engine(Protocol):
-    """A loaded model that continues prompts, several at once."""
-
-    @property
-    def model_id(self) -> str:
-        """The name clients use for the model."""
-        ...
-
-    @property
-    def context_length(self) -> int:
-        """Prompt and completion together may hold this many tokens."""
-        ...
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        ...
-
-    @property
-    def sampling_defaults(self) -> Mapping[str, float]:
-        """What the model's authors recommend (generation_config.json), by the names of `Sampling`."""
-        ...
-
-    @property
-    def image_processor(self) -> ImageProcessor | None:
-        """What prepares images for the model; None if it cannot see them here."""
-        ...
-
-    @property
-    def image_support(self) -> ImageSupport:
-        """Whether the model can be shown images here, or why not."""
-        ...
-
-    def generate(self, request: GenerationRequest) -> Generation:
-        """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped."""
-        ...
-
-    def prewarm(self, make_start: Callable[[], PromptStart], adapter: str | None = None) -> None:
-        """Prefill the beginning of a prompt that is likely to come, while nothing else is to be done.
-
-        `make_start` is called on the engine thread, and only once there is time for it.
-        """
-        ...
-
-    def status(self) -> EngineStatus:
-        """Return what it is doing."""
-        ...
-
-    def is_healthy(self) -> bool:
-        """Whether requests are being served: False while it loads, restarts or is stopped."""
-        ...
-
-    def stop(self) -> None:
-        """Cancel everything, stop the engine thread and join it. Idempotent."""
         ...

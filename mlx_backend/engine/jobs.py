@@ -95,7 +95,7 @@ class Warmup:
 type Message = Job | Warmup | Signal | EngineStopped
 
 
-class ScheduledGeneration:
+class Generation:
     """The caller's end of a job. Closing it, leaving its iterator or dropping it cancels the job."""
 
     def __init__(self, job: Job, inbox: SimpleQueue[Message]) -> None:

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING
 from mlx_backend.engine.base import EngineStatus, Finished, Progress, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.fair_queue import FairQueue
-from mlx_backend.engine.jobs import Job, Message, ScheduledGeneration, Signal, Warmup
+from mlx_backend.engine.jobs import Generation, Job, Message, Signal, Warmup
 from mlx_backend.errors import EngineBusy, EngineError, EngineFailed, EngineStopped
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Scheduler:
             raise self._final_error
         return self._info
 
-    def submit(self, request: GenerationRequest) -> ScheduledGeneration:
+    def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request that has been checked. Raises EngineBusy, EngineFailed or EngineStopped."""
         if self._restart_reason:
             raise EngineFailed(self._restart_reason, self._retry_after())
@@ -126,7 +126,7 @@ class Scheduler:
         # Put first, check second: either the thread's last look into its inbox saw this job, or this sees its end.
         if self._final_error is not None:
             raise EngineStopped(str(self._final_error))
-        return ScheduledGeneration(job, self._inbox)
+        return Generation(job, self._inbox)
 
     def prewarm(self, make_request: Callable[[], GenerationRequest]) -> None:
         """Have a prompt prefilled when there is nothing else to do; `make_request` is called then."""

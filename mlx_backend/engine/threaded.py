@@ -18,15 +18,16 @@ from mlx_backend.errors import EngineRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from mlx_backend.engine.base import EngineStatus, Generation, PromptStart, Sampling, Tokenizer
+    from mlx_backend.engine.base import EngineStatus, PromptStart, Sampling, Tokenizer
     from mlx_backend.engine.batch import Batch
     from mlx_backend.engine.images import ImageProcessor, ImageSupport
+    from mlx_backend.engine.jobs import Generation
     from mlx_backend.errors import EngineStopped
 
 MAX_LOGPROBS = 20
 
 
-class ThreadedEngine:
+class Engine:
     """Loads the batch on its own thread when constructed; raises EngineError if that fails."""
 
     def __init__(

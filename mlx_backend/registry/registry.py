@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.device.memory import MemoryBudget
     from mlx_backend.embedding.worker import Worker
-    from mlx_backend.engine.base import Engine
+    from mlx_backend.engine.threaded import Engine
     from mlx_backend.models.engine_options import EngineOptions
     from mlx_backend.models.model_type import ModelType
     from mlx_backend.models.spec import ModelSpec

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mlx_backend.engine.base import GenerationRequest
-    from mlx_backend.engine.threaded import ThreadedEngine
+    from mlx_backend.engine.threaded import Engine
 
 DRAFTING: Final = 2  # layers of a draft model
 MIXED: Final = ("o_proj", "out_proj")  # what a layer adds comes from these,
@@ -131,7 +131,7 @@ def compare(folder: Path, options: argparse.Namespace) -> None:
     """Print what each kind of drafts takes, greedily and sampled."""
     from mlx_backend.engine.mlx import load_engine
 
-    engines: dict[str, ThreadedEngine] = {}
+    engines: dict[str, Engine] = {}
     for name, (model, changes) in KINDS.items():
         named = {**changes}
         if "draft_model" in named:
@@ -145,7 +145,7 @@ def compare(folder: Path, options: argparse.Namespace) -> None:
 
 
 def _compare(
-    engines: dict[str, ThreadedEngine], replies: int, temperature: float, options: argparse.Namespace
+    engines: dict[str, Engine], replies: int, temperature: float, options: argparse.Namespace
 ) -> None:
     times: dict[str, list[float]] = {name: [] for name in engines}
     clock = time.process_time if options.processor_time else time.perf_counter
@@ -199,7 +199,7 @@ def _requests(
         )
 
 
-def _replies(engine: ThreadedEngine, asked: list[GenerationRequest]) -> list[tuple[list[int], int, int]]:
+def _replies(engine: Engine, asked: list[GenerationRequest]) -> list[tuple[list[int], int, int]]:
     """Return each reply's tokens, how many were drafted for it, and how many of those were accepted."""
     from mlx_backend.engine.base import Finished, TokenDelta
 

@@ -22,8 +22,9 @@ from mlx_lm.generate import BatchGenerator
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from engine_models import write_model
 
-from mlx_backend.engine.base import Engine, GenerationRequest, Sampling, TokenDelta
+from mlx_backend.engine.base import GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.threaded import Engine
 
 WORDS = "the quick brown fox jumps over the lazy dog and counts one two three four five six seven eight "
 

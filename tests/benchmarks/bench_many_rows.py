@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from mlx_backend.device.importing import importing_mlx
 
 if TYPE_CHECKING:
-    from mlx_backend.engine.threaded import ThreadedEngine
+    from mlx_backend.engine.threaded import Engine
 
 FORMATS: Final[dict[str, dict[str, Any] | None]] = {
     "float32": None,
@@ -104,9 +104,7 @@ def _compare(name: str, folder: Path, options: argparse.Namespace, clock: Any) -
             _compare_length(f"{name:16} {length:>5} tokens", length, ours, without, options.rounds, clock)
 
 
-def _compare_length(
-    name: str, length: int, ours: ThreadedEngine, without: ThreadedEngine, rounds: int, clock: Any
-) -> None:
+def _compare_length(name: str, length: int, ours: Engine, without: Engine, rounds: int, clock: Any) -> None:
     rng = random.Random(length)
     times: dict[bool, list[float]] = {True: [], False: []}
     for number in range(rounds + 1):
@@ -158,7 +156,7 @@ def _compare_embeddings(folder: Path, options: argparse.Namespace, clock: Any) -
         )
 
 
-def _first_token(engine: ThreadedEngine, prompt: list[int], clock: Any) -> float:
+def _first_token(engine: Engine, prompt: list[int], clock: Any) -> float:
     from mlx_backend.engine.base import GenerationRequest
 
     started: float = clock()

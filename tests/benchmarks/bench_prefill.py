@@ -43,7 +43,7 @@ from mlx_backend.device.blas import use_fast_blas
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mlx_backend.engine.threaded import ThreadedEngine
+    from mlx_backend.engine.threaded import Engine
 
 PARTS: Final = ("first", "gap", "turns")
 DECODED: Final = 24  # tokens after the first, over which the time between tokens is taken
@@ -179,7 +179,7 @@ class Ours:
         from mlx_backend.engine.mlx import load_engine
 
         started = time.perf_counter()
-        self.engine: ThreadedEngine = load_engine(folder, **changes)
+        self.engine: Engine = load_engine(folder, **changes)
         print(f"  loaded in {time.perf_counter() - started:.1f} s", flush=True)
 
     def first_token(self, prompt: Sequence[int]) -> float:

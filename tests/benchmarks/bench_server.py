@@ -38,7 +38,7 @@ from mlx_backend.engine.mlx import load_engine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mlx_backend.engine.base import Engine
+    from mlx_backend.engine.threaded import Engine
 
 PROMPT = "<|start|>user<|message|>What is the capital of France?<|end|><|start|>assistant"
 END_TOKENS = json.loads((MODEL_PATH / "generation_config.json").read_text())["eos_token_id"]

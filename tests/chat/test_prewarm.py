@@ -11,8 +11,8 @@ from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.service import Service
 from mlx_backend.conversation.events import Event, StreamEnd
 from mlx_backend.demo import MODEL_PATH
-from mlx_backend.engine.base import Engine
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.threaded import Engine
 
 WEATHER: dict[str, Any] = {
     "type": "function",

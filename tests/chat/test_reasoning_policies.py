@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mlx_backend.chat.reply import Reply
-    from mlx_backend.engine.base import Engine, PromptStart
+    from mlx_backend.engine.base import PromptStart
+    from mlx_backend.engine.threaded import Engine
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Looks.", "parameters": CITY}}

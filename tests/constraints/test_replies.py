@@ -16,8 +16,10 @@ from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel, Message
 from mlx_backend.conversation.parser import ChannelParser, fold
 from mlx_backend.demo import MODEL_PATH
-from mlx_backend.engine.base import Engine, Finished, Generation, GenerationRequest, Sampling, TokenDelta
+from mlx_backend.engine.base import Finished, GenerationRequest, Sampling, TokenDelta
+from mlx_backend.engine.jobs import Generation
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError
 
 FRANCE = "What is the capital of France?"

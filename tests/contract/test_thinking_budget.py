@@ -13,8 +13,8 @@ from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.request import UNLIMITED, ChatRequest
 from mlx_backend.chat.service import Service
 from mlx_backend.demo import MODEL_PATH
-from mlx_backend.engine.base import Engine
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.threaded import Engine
 from mlx_backend.models.spec import ModelDefaults
 from mlx_backend.settings import Settings
 

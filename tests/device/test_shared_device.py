@@ -149,7 +149,7 @@ def test_what_is_stored_of_a_reply_is_counted_before_others_are_told_that_its_me
 def test_cached_prompts_give_way_while_another_model_is_still_being_read(model: Path) -> None:
     """Not when it has been read: until then both would take more than the limit."""
     with load_engine(model, device=Device(LIMIT)) as alone:
-        weights = alone._scheduler._batch.loaded.runtime.weight_bytes()  # type: ignore[attr-defined]  # a ThreadedEngine, declared as an Engine
+        weights = alone._scheduler._batch.loaded.runtime.weight_bytes()  # type: ignore[attr-defined]  # a Engine, declared as an Engine
     device = Device(LIMIT)
     with load_engine(model, device=device, cache_bytes=LIMIT) as one:
         prompt = [20 + at % 200 for at in range(900)]

@@ -39,8 +39,8 @@ from mlx_backend.engine.mlx import load_engine
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mlx_backend.engine.base import Generation
-    from mlx_backend.engine.threaded import ThreadedEngine
+    from mlx_backend.engine.jobs import Generation
+    from mlx_backend.engine.threaded import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "build" / "mac-report.md"
@@ -152,7 +152,7 @@ class Model:
         )
         self.wired_before, started = _system_wired(), time.perf_counter()
         mx.reset_peak_memory()
-        self.engine: ThreadedEngine = load_engine(
+        self.engine: Engine = load_engine(
             source,
             device=self.device,
             model_id=MODEL_NAME if source == str(MODEL_PATH) else None,

@@ -15,13 +15,7 @@ from scheduler_batches import (
 )
 from scripted_engine import ScriptedEngine, Transcript
 
-from mlx_backend.engine.base import (
-    EngineItem,
-    Finished,
-    GenerationRequest,
-    Progress,
-    TokenDelta,
-)
+from mlx_backend.engine.base import EngineItem, Finished, GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.fair_queue import SECONDS_PER_PRIORITY, FairQueue
 from mlx_backend.engine.jobs import Job
 from mlx_backend.errors import EngineBusy

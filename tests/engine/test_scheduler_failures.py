@@ -15,10 +15,7 @@ from scheduler_batches import (
 )
 from scripted_engine import ScriptedEngine, Transcript
 
-from mlx_backend.engine.base import (
-    EngineItem,
-    Finished,
-)
+from mlx_backend.engine.base import EngineItem, Finished
 from mlx_backend.engine.scheduler import Scheduler
 from mlx_backend.errors import EngineError, EngineFailed, EngineStopped
 

@@ -12,10 +12,7 @@ from scheduler_batches import (
     request,
 )
 
-from mlx_backend.engine.base import (
-    EngineStatus,
-    Finished,
-)
+from mlx_backend.engine.base import EngineStatus, Finished
 from mlx_backend.engine.scheduler import Scheduler
 from mlx_backend.errors import EngineBusy, EngineRefused, EngineStopped
 

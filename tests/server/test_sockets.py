@@ -23,7 +23,8 @@ from mlx_backend.server.receiver import Receiver
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mlx_backend.engine.base import EngineItem, Generation, GenerationRequest, GenerationTimes
+    from mlx_backend.engine.base import EngineItem, GenerationRequest, GenerationTimes
+    from mlx_backend.engine.jobs import Generation
 
 LONG = "<|channel|>final<|message|>" + "word " * 2000 + "<|return|>"
 USER_BODY = {"messages": HELLO}
@@ -110,7 +111,7 @@ def test_a_queued_request_whose_client_disconnects_is_never_started(stream: bool
         def generate(self, request: GenerationRequest) -> Generation:
             generation = WatchedGeneration(super().generate(request))
             submitted.put(generation)
-            return generation
+            return generation  # type: ignore[return-value]  # it does what a generation does
 
     scripts = TranscriptQueue(LONG, ANSWER)
     with Engine(scripts, gated=True, max_concurrent=1) as engine, running(engine) as server:

@@ -27,7 +27,7 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 }
 
 
-class _Embeddings(nn.Module):
+class _BertEmbeddings(nn.Module):
     def __init__(self, config: Mapping[str, Any], first_position: int) -> None:
         super().__init__()
         size = config["hidden_size"]
@@ -81,7 +81,7 @@ class _Output(nn.Module):
         return self.LayerNorm(self.dense(inner) + hidden)
 
 
-class _Attention(nn.Module):
+class _BertAttention(nn.Module):
     def __init__(self, config: Mapping[str, Any], eps: float) -> None:
         super().__init__()
         size = config["hidden_size"]
@@ -95,12 +95,12 @@ class _Dense(nn.Module):
         self.dense = nn.Linear(size, inner)
 
 
-class _Layer(nn.Module):
+class _BertLayer(nn.Module):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         eps = config.get("layer_norm_eps", 1e-12)
         size, inner = config["hidden_size"], config["intermediate_size"]
-        self.attention = _Attention(config, eps)
+        self.attention = _BertAttention(config, eps)
         self.intermediate = _Dense(size, inner)
         self.output = _Output(inner, size, eps)
         self._activation = ACTIVATIONS[config.get("hidden_act", "gelu")]
@@ -115,7 +115,7 @@ class _Layer(nn.Module):
 class _Stack(nn.Module):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
-        self.layer = [_Layer(config) for _ in range(config["num_hidden_layers"])]
+        self.layer = [_BertLayer(config) for _ in range(config["num_hidden_layers"])]
 
 
 class _RobertaHead(nn.Module):
@@ -141,7 +141,7 @@ class Bert(nn.Module):
             raise ValueError(f"position embeddings of type {positions!r} are not supported")
         padding = config.get("pad_token_id")
         first = ((1 if padding is None else padding) + 1) if roberta else 0
-        self.embeddings = _Embeddings(config, first)
+        self.embeddings = _BertEmbeddings(config, first)
         self.encoder = _Stack(config)
         if rerank and roberta:
             self.classifier = _RobertaHead(config["hidden_size"])

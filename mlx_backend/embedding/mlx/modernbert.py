@@ -17,14 +17,14 @@ _DEFAULT_THETA = {"full_attention": 160_000.0, "sliding_attention": 10_000.0}
 _THETA_KEYS = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
 
 
-class _Embeddings(nn.Module):
+class _ModernBertEmbeddings(nn.Module):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(config["vocab_size"], config["hidden_size"])
         self.norm = _norm(config)
 
 
-class _Attention(nn.Module):
+class _ModernBertAttention(nn.Module):
     def __init__(self, config: Mapping[str, Any], layer_type: str) -> None:
         super().__init__()
         size, bias = config["hidden_size"], config.get("attention_bias", False)
@@ -61,11 +61,11 @@ class _Mlp(nn.Module):
         return self.Wo(self._activation(value) * gate)
 
 
-class _Layer(nn.Module):
+class _ModernBertLayer(nn.Module):
     def __init__(self, config: Mapping[str, Any], index: int, layer_type: str) -> None:
         super().__init__()
         self.attn_norm = _norm(config) if index else nn.Identity()
-        self.attn = _Attention(config, layer_type)
+        self.attn = _ModernBertAttention(config, layer_type)
         self.mlp_norm = _norm(config)
         self.mlp = _Mlp(config)
 
@@ -74,7 +74,7 @@ class _Layer(nn.Module):
         return hidden + self.mlp(self.mlp_norm(hidden))
 
 
-class _Head(nn.Module):
+class _ModernBertHead(nn.Module):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         size = config["hidden_size"]
@@ -93,13 +93,14 @@ class ModernBert(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], *, rerank: bool) -> None:
         super().__init__()
-        self.embeddings = _Embeddings(config)
+        self.embeddings = _ModernBertEmbeddings(config)
         self.layers = [
-            _Layer(config, index, layer_type) for index, layer_type in enumerate(_layer_types(config))
+            _ModernBertLayer(config, index, layer_type)
+            for index, layer_type in enumerate(_layer_types(config))
         ]
         self.final_norm = _norm(config)
         if rerank:
-            self.head = _Head(config)
+            self.head = _ModernBertHead(config)
             self.classifier = nn.Linear(config["hidden_size"], 1)
             self._pooling = config.get("classifier_pooling", "cls")
 

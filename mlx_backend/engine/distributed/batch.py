@@ -40,7 +40,7 @@ class SteppedBatch(Batch, Protocol):
     rate: float | None  # prompt tokens per second, as measured
 
 
-class Ranks(Protocol):
+class RankConnection(Protocol):
     """This process among those that share the model. Once it is open, either `leader` or `follower` is set."""
 
     rank: int
@@ -68,7 +68,7 @@ class Ranks(Protocol):
 class LeaderBatch:
     """Rank 0's batch: implements the scheduler's `Batch` for all ranks, on top of its own."""
 
-    def __init__(self, batch: SteppedBatch, ranks: Ranks) -> None:
+    def __init__(self, batch: SteppedBatch, ranks: RankConnection) -> None:
         self._batch = batch
         self._ranks = ranks
         self._changes: list[Any] = []  # since the last step
@@ -162,7 +162,7 @@ class LeaderBatch:
         return EngineStopped(f"Rank 0 could not go on: {text} {_RESTART_ALL}")
 
 
-def follow(batch: SteppedBatch, ranks: Ranks) -> int:
+def follow(batch: SteppedBatch, ranks: RankConnection) -> int:
     """Take the same steps as rank 0 until it stops; return the exit status. Runs on the main thread."""
     status, reason = 1, ""
     with _ignored(signal.SIGINT):
@@ -192,7 +192,7 @@ def follow(batch: SteppedBatch, ranks: Ranks) -> int:
     return status
 
 
-def _step_with_leader(batch: SteppedBatch, ranks: Ranks) -> str:
+def _step_with_leader(batch: SteppedBatch, ranks: RankConnection) -> str:
     """Take rank 0's steps; return why that ended, "" if rank 0 stopped cleanly."""
     assert ranks.follower is not None
     checksum = 0

@@ -17,7 +17,7 @@ from mlx_backend.device.importing import importing_mlx
 from mlx_backend.engine.distributed.batch import LeaderBatch, follow
 from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.engine.distributed.transport import COLLECTIVE_GRACE
-from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
 
@@ -39,7 +39,7 @@ def load_engine(
     model_id: str | None = None,
     on_progress: Callable[[float], None] | None = None,
     **changes: Any,
-) -> ThreadedEngine:
+) -> Engine:
     """Load a model folder or Hugging Face repository and start its engine thread.
 
     `device` is shared with the other models of the process; without one the engine has a device of its own.
@@ -66,7 +66,7 @@ def load_engine(
         batch = MLXBatch(model, chosen, device=device, model_id=model_id, ranks=ranks)
         if ranks is not None:
             batch = leader = LeaderBatch(batch, ranks)
-    engine = ThreadedEngine(
+    engine = Engine(
         batch,
         max_concurrent=chosen.max_concurrent,
         max_waiting=chosen.max_waiting,
@@ -77,7 +77,7 @@ def load_engine(
     return engine
 
 
-def _terminate(engine: ThreadedEngine, error: EngineStopped) -> None:
+def _terminate(engine: Engine, error: EngineStopped) -> None:
     if not engine.terminate(error, timeout=COLLECTIVE_GRACE):
         # Its thread waits in MLX for a rank that is gone, and would abort the process when the interpreter exits.
         atexit.register(os._exit, 1)

@@ -60,7 +60,7 @@ class PlainBatch:
         self._model_id = model_id
         self._generator: BatchGenerator | None = None
         self._reservation: MemoryReservation | None = None
-        self._replies: dict[int, _Reply] = {}  # by the generator's numbers
+        self._replies: dict[int, _RunningReply] = {}  # by the generator's numbers
         self._numbers: dict[int, int] = {}  # the generator's, by the scheduler's keys
 
     def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
@@ -120,7 +120,7 @@ class PlainBatch:
     def insert(self, key: int, request: GenerationRequest) -> None:
         """Queue a request for prefill."""
         assert self._generator is not None  # between `load` and `unload`
-        reply = _Reply(key, request, self._text_mask, self._new_detokenizer())
+        reply = _RunningReply(key, request, self._text_mask, self._new_detokenizer())
         [number] = self._generator.insert(
             [list(request.prompt)],
             [request.max_tokens],
@@ -160,7 +160,7 @@ class PlainBatch:
                 yield reply.key, Ended(each.finish_reason)
 
 
-class _Reply:
+class _RunningReply:
     """A request that runs, and what the generator calls for it: neither may raise, which would harm the others."""
 
     def __init__(

@@ -21,7 +21,7 @@ from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.embedding.mlx import load_worker
 from mlx_backend.embedding.text_encoder import TextEncoder
 from mlx_backend.embedding.worker import Worker
-from mlx_backend.engine.base import Engine
+from mlx_backend.engine.threaded import Engine
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.model_type import ModelType
 from mlx_backend.models.spec import ModelSpec

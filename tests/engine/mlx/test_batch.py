@@ -14,9 +14,10 @@ from tolerances import check_replies
 
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.device import Device
-from mlx_backend.engine.base import Engine, Finished, GenerationRequest, Progress, Sampling, TokenDelta
+from mlx_backend.engine.base import Finished, GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
+from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError, EngineRefused, EngineStopped
 from mlx_backend.models.engine_options import EngineOptions
 

@@ -10,19 +10,21 @@ from drafting import generate, loaded_batch
 from engine_models import WrappedNetwork, write_mamba, write_model
 
 from mlx_backend.device import Device
-from mlx_backend.engine.base import Finished, Generation, GenerationRequest, TokenDelta
+from mlx_backend.engine.base import Finished, GenerationRequest, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx import kv_cache, load_engine, prefix_cache
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.kv_cache import can_share, keep_slice
 from mlx_backend.engine.mlx.prefill_plan import MIN_CHECKPOINT_DISTANCE, spaced_checkpoints
-from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.engine.threaded import Engine
 from mlx_backend.models.engine_options import EngineOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import mlx.core as mx
+
+    from mlx_backend.engine.jobs import Generation
 
 PROMPT = list(range(20, 120))
 
@@ -62,7 +64,7 @@ def from_each(model: Path, marks: tuple[int, ...], kept: dict[int, int]) -> list
     Returns the chunks in which the first prompt was prefilled.
     """
     batch = Counting(model, EngineOptions(), device=Device(8 << 30))
-    with load_engine(model, cache_bytes=0) as cold, ThreadedEngine(batch) as engine:
+    with load_engine(model, cache_bytes=0) as cold, Engine(batch) as engine:
         first = GenerationRequest(prompt=PROMPT, max_tokens=1, checkpoints=marks)
         assert reply(engine.generate(first))[0] == reply(cold.generate(first))[0]
         pieces = list(batch.pieces)
@@ -179,7 +181,7 @@ def test_a_longer_prefix_that_is_cached_is_found_between_checkpoints(tmp_path: P
     """Such as another prompt's."""
     model = write_mamba(tmp_path, eos_token_id=[])
     batch = Counting(model, EngineOptions(), device=Device(8 << 30))
-    with load_engine(model, cache_bytes=0) as cold, ThreadedEngine(batch) as engine:
+    with load_engine(model, cache_bytes=0) as cold, Engine(batch) as engine:
         reply(engine.generate(GenerationRequest(prompt=PROMPT[:95], max_tokens=1)))
         batch.pieces.clear()
         asked = GenerationRequest(prompt=PROMPT, max_tokens=1, checkpoints=(90,))

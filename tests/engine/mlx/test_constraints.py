@@ -15,7 +15,7 @@ from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.device import Device
-from mlx_backend.engine.base import Engine, GenerationRequest, Sampling, TokenDelta
+from mlx_backend.engine.base import GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.models.engine_options import EngineOptions
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.constraints.reasoning_budget import ReasoningBudget
     from mlx_backend.engine.base import Tokenizer
+    from mlx_backend.engine.threaded import Engine
 
 TO_FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
 SAMPLINGS = [Sampling(), Sampling(temperature=1.0, seed=3, repetition_penalty=1.2)]

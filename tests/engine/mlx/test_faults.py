@@ -11,7 +11,8 @@ from engine_models import WrappedNetwork, write_model, write_qwen
 from mlx_lm.models.cache import KVCache
 
 from mlx_backend.device import Device
-from mlx_backend.engine.base import Finished, Generation, GenerationRequest, Progress, TokenDelta
+from mlx_backend.engine.base import Finished, GenerationRequest, Progress, TokenDelta
+from mlx_backend.engine.jobs import Generation
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
@@ -19,7 +20,7 @@ from mlx_backend.engine.mlx.batch_trial import BatchTrial
 from mlx_backend.engine.mlx.merged_caches import MergedKVCache
 from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer, patch_for_packing
 from mlx_backend.engine.mlx.prefill_queue import PrefillQueue, PrefillStep
-from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError, EngineFailed
 from mlx_backend.models.engine_options import EngineOptions
 
@@ -77,7 +78,7 @@ def test_a_prompt_that_cannot_be_prefilled_fails_alone(model: Path) -> None:
     with load_engine(model, cache_bytes=0) as plain:
         expected = [tokens(plain.generate(request([20 + at] * 9))) for at in range(2)]
     batch = Fragile(model)
-    with ThreadedEngine(batch) as engine:
+    with Engine(batch) as engine:
         first, poisoned, second = (
             engine.generate(each)
             for each in (request([20] * 9), request([5, batch.POISON, 6]), request([21] * 9))
@@ -92,7 +93,7 @@ def test_a_prompt_that_cannot_be_prefilled_fails_alone(model: Path) -> None:
 
 def test_when_the_device_fails_the_model_is_reloaded_and_generates_what_it_did_before(model: Path) -> None:
     batch = Fragile(model)
-    with ThreadedEngine(batch) as engine:
+    with Engine(batch) as engine:
         expected = tokens(engine.generate(request([20] * 9)))
         running = [engine.generate(request([20 + at] * 9, count=900)) for at in range(3)]
         for generation in running:  # a second token of the last: after a step of all three
@@ -148,7 +149,7 @@ def test_caches_that_do_not_fit_each_other_fail_nobody(
     with load_engine(model, cache_bytes=0) as plain:
         expected = [tokens(plain.generate(each)) for each in asked]
     batch = Brittle(model, refuses, packing=packing)
-    with ThreadedEngine(batch) as engine:
+    with Engine(batch) as engine:
         assert batch.loaded.runtime.can_batch
         assert batch.loaded.runtime.can_pack == packing
         if refuses != "run":
@@ -197,7 +198,7 @@ def test_caches_that_cannot_be_taken_apart_fail_nobody_when_one_leaves(
     _refuse_in_the_second_layer(monkeypatch, refuses)
     batch = MLXBatch(model, EngineOptions(packing=packing), device=Device(8 << 30))
     monkeypatch.setattr(BatchTrial, "try_packing" if packing else "try_batching", _succeed)
-    with ThreadedEngine(batch) as engine:
+    with Engine(batch) as engine:
         assert batch.loaded.runtime.can_batch
         running = [engine.generate(each) for each in asked]
         begun: list[list[int]] = [[], [], []]
@@ -240,7 +241,7 @@ def test_caches_that_become_too_long_to_stay_merged_fail_nobody_where_they_canno
         return plan_step(queue, is_decoding=is_decoding)
 
     monkeypatch.setattr(PrefillQueue, "plan_step", plan)
-    with ThreadedEngine(batch) as engine:
+    with Engine(batch) as engine:
         if refuses == "run":
             batch.loaded.runtime.networks[""] = NoMixture(batch.loaded.runtime.networks[""])
         assert batch.loaded.runtime.can_pack

@@ -11,7 +11,7 @@ from engine_models import write_adapter, write_model
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.chunk_cost import ChunkCost
-from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.engine.threaded import Engine
 from mlx_backend.layers.many_rows import ManyRowsExperts
 from mlx_backend.layers.many_rows_state import ManyRows
 
@@ -48,7 +48,7 @@ def expected(folder: Path) -> list[list[int]]:
         return replies(engine)
 
 
-def replies(engine: ThreadedEngine) -> list[list[int]]:
+def replies(engine: Engine) -> list[list[int]]:
     requests = [
         GenerationRequest(
             prompt=[20 + (3 * at) % min(30 + length, 480) for at in range(length)], max_tokens=12
@@ -58,8 +58,8 @@ def replies(engine: ThreadedEngine) -> list[list[int]]:
     return [[each.token for each in engine.generate(one) if isinstance(each, TokenDelta)] for one in requests]
 
 
-def chunk_cost(engine: ThreadedEngine) -> ChunkCost:
-    cost: ChunkCost = engine._scheduler._batch.loaded.runtime.chunk_cost  # type: ignore[attr-defined]  # a ThreadedEngine, declared as an Engine
+def chunk_cost(engine: Engine) -> ChunkCost:
+    cost: ChunkCost = engine._scheduler._batch.loaded.runtime.chunk_cost  # type: ignore[attr-defined]  # a Engine, declared as an Engine
     return cost
 
 

@@ -11,11 +11,11 @@ from engine_requests import TEXT, reply_tokens, request_for, together
 from tolerances import check_replies
 
 from mlx_backend.device import Device
-from mlx_backend.engine.base import Engine, Finished, GenerationRequest, PromptStart, Sampling, TokenDelta
+from mlx_backend.engine.base import Finished, GenerationRequest, PromptStart, Sampling, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
-from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError, EngineRefused
 from mlx_backend.models.engine_options import EngineOptions
 
@@ -149,7 +149,7 @@ def test_replies_with_quantised_caches_are_decoded_one_by_one_and_their_prefixes
     qwen: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     batch = MLXBatch(qwen, EngineOptions(kv_bits=8), device=Device(8 << 30))
-    with ThreadedEngine(batch) as engine:
+    with Engine(batch) as engine:
         reason = "its QuantizedKVCache cannot be merged (it has them because of --kv-bits)"
         assert f"one after the other in each step: {reason}" in caplog.text
         assert engine.status().unbatched == reason

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from mlx_backend.engine.base import Engine
+    from mlx_backend.engine.threaded import Engine
 
 QUESTIONS = ("What is the capital of France?", "Count to 12.", "Say hello.", "What is 3 plus 4?")
 SAMPLINGS = [

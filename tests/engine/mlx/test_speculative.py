@@ -10,12 +10,13 @@ from engine_models import write_qwen
 
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.device import Device
-from mlx_backend.engine.base import Engine, Finished, GenerationRequest, Sampling, TokenDelta
+from mlx_backend.engine.base import Finished, GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.loading import load_model
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter
+from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
 

@@ -13,7 +13,7 @@ from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.chunk_sizes import PADDED_SIZES
 from mlx_backend.engine.mlx.kv_cache import LayerCaches, lengthen
 from mlx_backend.engine.mlx.warm_up import WarmUp
-from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.engine.threaded import Engine
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("gpt-oss"), eos_token_id=[])
 
 
-def replies(engine: ThreadedEngine) -> list[list[int]]:
+def replies(engine: Engine) -> list[list[int]]:
     requests = [GenerationRequest(prompt=[20 + at] * 90, max_tokens=12) for at in range(3)]
     return [[each.token for each in engine.generate(one) if isinstance(each, TokenDelta)] for one in requests]
 
@@ -38,7 +38,7 @@ def test_a_warm_up_leaves_nothing_behind_and_changes_no_reply(
         assert replies(engine) == expected
     assert "to warm up" not in caplog.text
     with load_engine(folder, warm_up_seconds=60, context_length=512) as engine:
-        loaded = engine._scheduler._batch.loaded  # type: ignore[attr-defined]  # a ThreadedEngine, declared as an Engine
+        loaded = engine._scheduler._batch.loaded  # type: ignore[attr-defined]  # a Engine, declared as an Engine
         assert loaded.steps > 0
         assert not loaded.sequences
         assert len(loaded.runtime.prefixes) == 0
