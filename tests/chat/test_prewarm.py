@@ -54,7 +54,7 @@ def answered(reply: Reply) -> dict[str, Any]:
 
 def wait_until_idle(engine: Engine) -> None:
     """Warm-ups are done when the engine thread sleeps: a request behind them would find them done."""
-    scheduler = engine._scheduler  # type: ignore[attr-defined]  # a ScriptedEngine
+    scheduler = engine._scheduler
     while (scheduler._warmups.running or scheduler._warmups._waiting) or not scheduler._inbox.empty():
         pass
 
