@@ -13,5 +13,5 @@ What Dify's SDK loads, and where a call of Dify goes from there:
                            llama_cpp, ollama, vllm; requests and token_count to any of them; efforts
     upstream/              any OpenAI-compatible server: client, sse, errors, cache, credentials
     dify_errors.py, log.py errors, as Dify's kinds; the log
-    packaging/             makes the package, and is not in it: package, declaration, declaration_fields, predefined
+    packaging/             makes the package, and is not in it: package, sdk_check, predefined
 """

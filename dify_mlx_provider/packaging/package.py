@@ -8,34 +8,43 @@ read one and some the other. The server, MLX and the tests stay out.
 Who publishes it says where its source is (`--repo`): the manifest then names that address, and the readmes link to it.
 Without one they name none.
 
-A package that Dify would refuse is not written (declaration.py), and the same sources always give the same bytes,
-whatever the folder, clock, language or umask. Needs the standard library and PyYAML; does not import Dify's SDK.
+A package that Dify would refuse is not written: the SDK's own models read it (sdk_check.py); what Dify's daemon and its
+marketplace refuse besides, and what failed at a call, is checked here. The same sources always give the same bytes,
+whatever the folder, clock, language or umask. Does not import Dify's SDK itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import re
+import subprocess
 import sys
+import tempfile
 import tomllib
 import zipfile
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider.packaging.declaration import MANIFEST, VERSION, faults, parse_yaml
+import yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_BYTES = 900_000  # keeps the zip below 1 MB; a plugin without weights comes nowhere near
-ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold; the time of packing must not show
+MANIFEST = "manifest.yaml"
 
-# in the package | in the repository
-RENAMED = {
-    "README.md": "readme/README.md",
-}
+MAX_BYTES = 900_000
+"""Bytes of all files, which keeps the zip below 1 MB; a plugin without weights comes nowhere near."""
+
+ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The earliest time a zip can hold: the time of packing must not show."""
+
+RENAMED = {"README.md": "readme/README.md"}
+"""Files whose path in the package is not their path in the repository."""
+
 SOURCE_FILES = (
     MANIFEST,
     "LICENSE",
@@ -46,13 +55,21 @@ SOURCE_FILES = (
 )
 GLOBS = ("dify_mlx_provider/**/*.py", "mlx_backend/conversation/**/*.py", "provider_assets/**/*.yaml")
 ICONS = "provider_assets/icons"
-EXCLUDED = "dify_mlx_provider/packaging/"  # build time only
-# Dify looks for translations under these names, and falls back to English.
-PROJECT = "`dify-mlx-provider`"  # in every readme, first of all where the project is introduced
+MODELS = "provider_assets/llm/"
+EXCLUDED = "dify_mlx_provider/packaging/"
+"""What is needed to make the package, and not in it."""
+
+PROJECT = "`dify-mlx-provider`"
+"""The project's name in every readme, first of all where it is introduced."""
+
 REPOSITORY = re.compile(
     r"https://[a-z0-9-]+(\.[a-z0-9-]+)+(:\d+)?(/[\w.~-]+){2,}/?", re.ASCII | re.IGNORECASE
 )
-PLACEHOLDER = "OWNER"  # in docs/publishing.md
+PLACEHOLDER = "OWNER"
+"""What docs/publishing.md has where the publisher's name belongs."""
+
+AUTHOR = re.compile(r"(?!.*(?:dify|langgenius))[a-z0-9_-]{1,64}")
+VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){2}(-\w{1,16})?", re.ASCII)
 README = re.compile(r"readme/README_(zh_Hans|ja_JP|pt_BR)\.md")
 CHINESE = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]")
 BOUNDED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(>=[\d.]+,<|==|~=)[\d.]+")
@@ -103,9 +120,37 @@ def with_repository(files: Mapping[str, bytes], address: str) -> dict[str, bytes
 
 def check(root: Path, files: Mapping[str, bytes]) -> None:
     """Raise PackageError with every fault that Dify or its marketplace would find."""
-    found = [*faults(files), *_package_faults(_project(root), files)]
+    found = (
+        [*package_faults(files)]
+        or sdk_faults(files)
+        or [*declaration_faults(files, version=_project(root)["version"])]
+    )
     if found:
         raise PackageError("\n".join(found))
+
+
+def sdk_faults(files: Mapping[str, bytes]) -> list[str]:
+    """Return what Dify's SDK finds wrong with a package, a line a fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_files(files, Path(folder))
+        done = subprocess.run(
+            [sys.executable, "-P", Path(__file__).with_name("sdk_check.py")],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": folder, "PYTHONUTF8": "1"},
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            check=False,
+        )
+    lines = [line for line in done.stdout.splitlines() if line]
+    return lines or ([done.stderr] if done.returncode else [])
+
+
+def write_files(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write the files as Dify would unpack them."""
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
 
 
 def identity(files: Mapping[str, bytes]) -> str:
@@ -147,9 +192,7 @@ def write_folder(root: Path, folder: Path, repository: str | None = None) -> Non
     files = collect(root, repository)
     check(root, files)
     folder.mkdir(parents=True)
-    for path, content in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
+    write_files(files, folder)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -183,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
-    manifest: dict[str, Any] = parse_yaml(MANIFEST, files[MANIFEST])
+    manifest: dict[str, Any] = yaml.safe_load(files[MANIFEST])
     return manifest
 
 
@@ -213,12 +256,8 @@ def _dependencies(project: Mapping[str, Any]) -> dict[str, bytes]:
     }
 
 
-def _package_faults(project: Mapping[str, Any], files: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield the faults of the package as a whole; declaration.py checks the declarations in it."""
-    from_error_object = re.search(rb"^version: *[\"']?([^\s\"']+)", files[MANIFEST], re.MULTILINE)
-    version = from_error_object[1].decode() if from_error_object else "?"
-    if version != project["version"] and VERSION.fullmatch(version):
-        yield f"{MANIFEST} says version {version}, pyproject.toml {project['version']}"
+def package_faults(files: Mapping[str, bytes]) -> Iterator[str]:
+    """Yield what Dify's daemon or its marketplace would refuse in the package as a whole."""
     for path in files:
         if not PORTABLE.fullmatch(path) or ".." in path:
             yield f"{path!r} is not a path that every system can unpack"
@@ -239,6 +278,35 @@ def _package_faults(project: Mapping[str, Any], files: Mapping[str, bytes]) -> I
     size = sum(map(len, files.values()))
     if size >= MAX_BYTES:
         yield f"{size} bytes unpacked are more than a plugin should hold ({MAX_BYTES})"
+
+
+def declaration_faults(files: Mapping[str, bytes], *, version: str) -> Iterator[str]:
+    """Yield what others would refuse in declarations that Dify's SDK accepts; `version` is the project's."""
+    manifest = _manifest(files)
+    if not AUTHOR.fullmatch(manifest["author"]):
+        yield f"author is {manifest['author']!r}; Dify wants a-z, 0-9, _ and -, without dify and langgenius"
+    if not VERSION.fullmatch(manifest["version"]):
+        yield f"version is {manifest['version']!r}; Dify wants one such as 1.2.3 or 1.2.3-rc1"
+    elif manifest["version"] != version:
+        yield f"{MANIFEST} says version {manifest['version']}, pyproject.toml {version}"
+    if manifest.get("privacy") not in files:
+        yield f"privacy is {manifest.get('privacy')!r}, which is missing"
+    (path,) = manifest["plugins"]["models"]
+    provider = yaml.safe_load(files[path])
+    by_language = [of.values() for key, of in provider.items() if key.startswith("icon_")]
+    for icon in sorted({manifest["icon"], manifest["icon_dark"], *chain.from_iterable(by_language)}):
+        if f"_assets/{icon}" not in files:
+            yield f"_assets/{icon} is missing"
+    for source in provider["extra"]["python"]["model_sources"]:
+        if source.count("/") < 2:  # at an error in a call, the SDK takes the module's third last part
+            yield f"{source} is not deep enough: the SDK needs a module name of three parts (a/b/c.py)"
+    for path in (path for path in files if path.startswith(MODELS) and not path.endswith("_position.yaml")):
+        model = yaml.safe_load(files[path])
+        if model["model_properties"].get("mode") not in ("chat", "completion"):
+            yield f"{path}: model_properties.mode must be chat or completion, or workflows fail"
+        for rule in model["parameter_rules"]:
+            if rule.get("required") and rule.get("default") is None:
+                yield f"{path}: {rule['name']} is required without a default, and Dify's own requests send none"
 
 
 if __name__ == "__main__":
