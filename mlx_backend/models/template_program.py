@@ -61,12 +61,17 @@ def _compiled(source: str, any_day: bool) -> Template:
     environment = _environment()
     # What is found out about a template must not depend on the day.
     environment.globals["strftime_now"] = _on_any_day if any_day else _now
-    return environment.from_string(source)
+    return environment.from_string(_parsed(source))
+
+
+@lru_cache(maxsize=1)
+def _parsed(source: str) -> nodes.Template:
+    return _environment().parse(source)
 
 
 def _examined(source: str) -> str:
     """Return what stands in a template, as JSON, after it has rendered one conversation of every kind in time."""
-    tree = _environment().parse(source)
+    tree = _parsed(source)
     template = _compiled(source, any_day=True)
     for messages, tools in _CONVERSATIONS:
         try:

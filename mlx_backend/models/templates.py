@@ -27,7 +27,7 @@ MAX_SOURCE: Final = 1 << 17
 """Characters of a template; the longest that are published have about 20,000. Parsing each thousand takes some ms."""
 MAX_CHARACTERS: Final = 1 << 25
 """Characters of a prompt."""
-MAX_SECONDS: Final = 20.0
+MAX_SECONDS: Final = 10.0
 """Seconds of processor time for a prompt. Those of published templates take milliseconds."""
 TRIAL_SECONDS: Final = 2.0
 """Seconds of processor time for parsing a template and rendering one conversation of every kind."""
