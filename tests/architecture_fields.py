@@ -1,7 +1,7 @@
 """The fields that tiny models of mlx-lm's architectures are made from: values by name, and what one architecture needs.
 
 `SIZES` has a small value for each name that occurs in several architectures, so that one a new mlx-lm brings is often
-tried without a line here. `OWN` has what an architecture needs beside those or in place of them. `VARIANTS` are
+tried without a line here. `OWN` has what an architecture needs besides those or in place of them. `VARIANTS` are
 architectures under another configuration that takes other code: another rotation, experts, layers that share keys.
 """
 

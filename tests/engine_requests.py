@@ -30,5 +30,5 @@ def together(engine: Engine, requests: Sequence[GenerationRequest]) -> list[list
 
 
 def room_beside(model: Path, caches: int) -> int:
-    """Return a limit that leaves so many bytes for caches beside the model."""
+    """Return a limit that leaves this many bytes for caches next to the model."""
     return int(((model / "model.safetensors").stat().st_size + caches) / 0.95) + 1000

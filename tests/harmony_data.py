@@ -1,6 +1,6 @@
 """Where the optional Harmony data lies: the real gpt-oss template and the o200k vocabulary.
 
-They are not shipped with the project. `HARMONY_DATA` names the folder; by default it is looked for beside the
+They are not shipped with the project. `HARMONY_DATA` names the folder; by default it is looked for next to the
 checkout. Tests that want it are skipped, with the reason, where it is absent.
 """
 

@@ -24,7 +24,9 @@ class Fault:
     """What goes wrong with the requests for one file. `times`: how often, before all is well."""
 
     status: int = 0  # instead of the file
-    headers: Mapping[str, str] = field(default_factory=dict)  # in place of, or beside, the right ones
+    headers: Mapping[str, str] = field(
+        default_factory=dict
+    )  # in place of the right ones, or in addition to them
     stop_after: int | None = None  # bytes of the body; then the connection is closed
     ignores_range: bool = False
     damage: bool = False  # other bytes than the right ones

@@ -46,7 +46,7 @@ def data_uri(file: bytes) -> str:
 
 
 def png_claiming(width: int, height: int) -> bytes:
-    """A PNG of a few hundred bytes that says it has so many pixels."""
+    """A PNG of a few hundred bytes that says it has this many pixels."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     body = zlib.compress(bytes(100_000))
     return b"\x89PNG\r\n\x1a\n" + b"".join(

@@ -118,7 +118,7 @@ class FailingBatch(RecordingBatch):
 
 
 class LimitedBatch(RecordingBatch):
-    """Has room for so many tokens altogether, and ends one request for each release of `ending`."""
+    """Has room for this many tokens altogether, and ends one request for each release of `ending`."""
 
     def __init__(self, room: int) -> None:
         super().__init__()

@@ -74,6 +74,6 @@ LAYOUTS: dict[str, tuple[Any, ...]] = {
     "two images": ((2,), noise(3), (12,), noise(4, 64, 24), TEXT),
     "images side by side": ((2,), noise(5), noise(6, 16, 64), noise(5), TEXT),
     "an image at the end": ((2, 10, 11, 12), noise(7)),
-    "an image behind a long text": ([2, *range(100, 160)], noise(8, 33, 57), TEXT),
-    "a long text behind an image": ((2,), noise(9), [*range(100, 160)]),
+    "an image after a long text": ([2, *range(100, 160)], noise(8, 33, 57), TEXT),
+    "a long text after an image": ((2,), noise(9), [*range(100, 160)]),
 }

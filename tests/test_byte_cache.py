@@ -1,4 +1,4 @@
-"""A cache of what clients make large is bounded by bytes, and nobody waits for another's value."""
+"""A cache of what clients make large is bounded by bytes, and no one waits for another's value."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_caches_share_a_budget_and_what_was_used_longest_ago_goes_first_wherever
     third.put("z", "Z", 5)  # a cache has half of the budget at most, so one of its own goes
     assert (third.values(), texts.values()) == (["Y", "Z"], ["A"])
     del third
-    assert budget.nbytes == 9, "a cache that nobody has any more holds nothing"
+    assert budget.nbytes == 9, "a cache that no one has any more holds nothing"
 
 
 def test_a_value_takes_the_place_of_another_and_can_be_dropped() -> None:

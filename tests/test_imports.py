@@ -120,7 +120,7 @@ REFUSED = {
     "dify_mlx_provider": tuple(  # the plugin runs where there is no MLX and nothing else of the server
         room for room in FLOOR_OF if room.startswith("mlx_backend.") and room != "mlx_backend.conversation"
     ),
-    # Two users of one device, beside each other.
+    # Two users of one device, neither of which knows the other.
     "mlx_backend.embedding.mlx": ("mlx_backend.engine",),
     "mlx_backend.engine": ("mlx_backend.embedding",),
 }

@@ -81,8 +81,8 @@ def test_difys_engine_gets_a_python_that_it_takes_or_says_which(tmp_path: Path) 
     newest = Machine(tmp_path, python3_14="3, 14").make("test-dify")
     assert newest.returncode != 0
     assert "Dify's workflow engine needs Python 3.12 or 3.13, and neither was found." in newest.stdout
-    beside = Machine(tmp_path, python3_13="3, 13", python3_14="3, 14").make("--dry-run", "test-dify")
-    assert f"python3.13 -m venv {tmp_path}/venv-dify" in beside.stdout
+    both = Machine(tmp_path, python3_13="3, 13", python3_14="3, 14").make("--dry-run", "test-dify")
+    assert f"python3.13 -m venv {tmp_path}/venv-dify" in both.stdout
 
 
 def test_setup_that_was_done_says_what_to_run_next(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_the_pythons_that_are_tried_are_those_that_the_project_names() -> None:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
-    """A new environment in a folder whose name has a space, as iCloud's has, linked to a clone beside it."""
+    """A new environment in a folder whose name has a space, as iCloud's has, linked to a clone next to it."""
     clone = tmp_path / "Mobile Documents" / "clone"
     for folder in ("mlx_backend", "dify_mlx_provider"):
         shutil.copytree(ROOT / folder, clone / folder, ignore=shutil.ignore_patterns("model", "__pycache__"))

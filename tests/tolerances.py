@@ -1,6 +1,6 @@
 """How closely tests compare figures, by device, with the reasons. On a CPU all is compared as strictly as before.
 
-The figures for GPUs follow from how MLX works there; on Metal nobody has measured them yet (tests/e2e/MAC.md).
+The figures for GPUs follow from how MLX works there; on Metal no one has measured them yet (tests/e2e/MAC.md).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BUFFER_SLACK = 2 * 16 * 1024
 
 
 def held_memory(counted: int, buffers: int, *, on_cpu: bool = ON_CPU) -> Any:
-    """Return what memory that is really held is compared with: the bytes as counted, in at most so many buffers."""
+    """Return what memory that is really held is compared with: the bytes as counted, in at most `buffers` buffers."""
     return pytest.approx(counted, rel=0.1, abs=0 if on_cpu else buffers * BUFFER_SLACK)
 
 

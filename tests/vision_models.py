@@ -34,7 +34,7 @@ needs_mlx_vlm = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class SeeingModel:
-    """A model's folder, and the tokens before and behind an image's places."""
+    """A model's folder, and the tokens before and after an image's places."""
 
     folder: Path
     before: tuple[int, ...]

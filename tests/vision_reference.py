@@ -64,7 +64,7 @@ def _gemma3_reply(language: Any, embedded: mx.array, request: GenerationRequest)
 
 
 def _layout(length: int, request: GenerationRequest) -> tuple[Any, Any]:
-    """How far each token is behind each other one, and whether both belong to one image ([length, length])."""
+    """How far each token is after each other one, and whether both belong to one image ([length, length])."""
     numbers = np.arange(length)
     block = np.full(length, -1)
     for index, each in enumerate(request.images):

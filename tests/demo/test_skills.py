@@ -1,4 +1,4 @@
-"""What people try first, on the shipped model behind the real server: JSON, results, second turns, loose wordings."""
+"""What people try first, on the shipped model in the real server: JSON, results, second turns, loose wordings."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def number(text: str, size: int = 90) -> np.ndarray:
 
 
 def circle(colour: str, *, side: int = 256, parts: int = 2) -> np.ndarray:
-    """A circle in the middle, as wide as one of so many parts of the picture."""
+    """A circle in the middle, as wide as one of `parts` equal parts of the picture."""
     image = Image.new("RGB", (side, side), "white")
     start, end = side // 2 - side // parts // 2, side // 2 + side // parts // 2
     ImageDraw.Draw(image).ellipse((start, start, end, end), fill=colour)

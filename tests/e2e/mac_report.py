@@ -176,7 +176,7 @@ class Model:
         return tokenizer.encode(text, control_tokens=True)
 
     def filler(self, count: int, round_number: int) -> list[int]:
-        """Return a prompt of so many tokens that no other round has."""
+        """Return a prompt of this many tokens that no other round has."""
         words = " ".join(f"{round_number}:{number}" for number in range(count))
         return self.engine.tokenizer.encode(words, control_tokens=False)[:count]
 
@@ -280,7 +280,7 @@ def over_http(report: Report, source: str) -> None:
         report.row("ready after", f"{time.perf_counter() - started:.1f} s")
         _ask(report, url)
         port = int(url.rpartition(":")[2])
-        report.row("the system lets 0.0.0.0 listen beside it", _can_bind_every_address(port))
+        report.row("the system lets 0.0.0.0 listen at the same time", _can_bind_every_address(port))
         second = [*command, "--host", "0.0.0.0", "--no-auth", "--port", str(port)]
         done = subprocess.run(second, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
         refused = done.returncode == 1 and f"Port {port} is in use: an mlx-backend" in done.stderr

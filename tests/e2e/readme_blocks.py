@@ -2,7 +2,7 @@
 
 ```console    `$ …` lines are commands, what follows each is its output
 ```json       fields of a chat request
-```python     a program; `# …` behind a print is what it prints
+```python     a program; `# …` after a print is what it prints
 ```toml       a models file
 ```xml        a job for launchd
 ```sh         commands that need a network, several machines, or would change the clone: not run

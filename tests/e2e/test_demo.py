@@ -51,7 +51,7 @@ def test_a_picture_is_answered_and_asked_about_again(printed: str) -> None:
 
 def test_nothing_of_the_models_own_markers_is_shown(printed: str) -> None:
     assert "<|" not in printed
-    assert "<think>" not in printed  # after a tool's result the block begins behind a blank line
+    assert "<think>" not in printed  # after a tool's result the block begins after a blank line
     assert "Traceback" not in printed
 
 

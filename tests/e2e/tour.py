@@ -146,7 +146,7 @@ def user(text: str, *parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def picture() -> dict[str, Any]:
-    """A red circle beside a blue square, as Dify sends an image."""
+    """A red circle next to a blue square, as Dify sends an image."""
     image = Image.new("RGB", (320, 160), "white")
     draw = ImageDraw.Draw(image)
     draw.ellipse((30, 30, 130, 130), fill=(220, 30, 30))
@@ -211,7 +211,7 @@ def look(dify: Dify) -> None:
     """The rest of the tour: two turns about a picture."""
     first, second = ABOUT_A_PICTURE
     shown = user(first, picture())
-    print(f"\n● {first}  (a red circle beside a blue square, shown to {VISION_MODEL_NAME})\n")
+    print(f"\n● {first}  (a red circle next to a blue square, shown to {VISION_MODEL_NAME})\n")
     answer = dify.invoke([shown], model=VISION_MODEL_NAME)
     print(f"  {answer.visible}")
     print(f"\n● {second}  (second turn; Dify sends the picture again, and the server has it in its cache)\n")

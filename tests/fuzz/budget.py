@@ -19,9 +19,7 @@ FIRST_ROUND, LARGEST_ROUND = 200, 5000
 
 def main() -> int:
     """Fuzz; return the exit status."""
-    parser = argparse.ArgumentParser(
-        description="Fuzz the server's and the plugin's parsers for so many minutes."
-    )
+    parser = argparse.ArgumentParser(description="Fuzz the server's and the plugin's parsers for MINUTES.")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("tests", nargs="*", default=[str(Path(__file__).parent)])
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 """Chatflows as Dify exports them, on Dify's workflow engine: what a user of an app reads and its designer sees.
 
-`make test-dify` installs the engine (graphon) beside the project and runs these. The flows are in flows/.
+`make test-dify` installs the engine (graphon) next to the project and runs these. The flows are in flows/.
 """
 
 from __future__ import annotations

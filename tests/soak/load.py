@@ -132,14 +132,14 @@ class Client(threading.Thread):
         self._expect(self._chat(self._messages(), tools=TOOLS, tool_choice=choice), 200)
 
     def structured(self) -> None:
-        """Want JSON of a schema that nobody has sent before."""
+        """Want JSON of a schema that no one has sent before."""
         name = f"n{self._random.getrandbits(64):x}"
         schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
         wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
         self._expect(self._chat(self._messages(), response_format=wanted), 200)
 
     def new_template_arguments(self) -> None:
-        """Give the chat template an argument that nobody has given before."""
+        """Give the chat template an argument that no one has given before."""
         arguments = {f"a{self._random.getrandbits(64):x}": "x" * self._random.randrange(20_000)}
         self._expect(self._chat(self._messages(), chat_template_kwargs=arguments), 200)
 

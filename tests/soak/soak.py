@@ -1,7 +1,7 @@
 """`make soak MINUTES=60`: a server under mixed load, sampled and plotted, and whether what it holds stays the same.
 
 Two language models (the demo model under two names) and an embedding model, ten clients of all kinds (load.py). What
-is compared are the first and the last fifth of the time behind a warm-up, in which caches fill and pools grow. More
+is compared are the first and the last fifth of the time after a warm-up, in which caches fill and pools grow. More
 than 2 % or two threads or files more, or an answer that should not have come, and the verdict is no.
 """
 
@@ -37,7 +37,7 @@ WARM_UP = 0.3
 """Share of the time in which caches may still fill."""
 SAMPLE_SECONDS = 3.0
 CACHE_GB, MEMORY_GB = "0.02", "0.5"
-"""Small, so that all caches are full behind the warm-up: one that fills is no leak, and looks like one."""
+"""Small, so that all caches are full after the warm-up: one that fills is no leak, and looks like one."""
 
 type Sample = dict[str, float]
 
@@ -90,7 +90,7 @@ def start(folder: Path, samples: Path) -> tuple[subprocess.Popen[str], tuple[str
 
 
 def growth(samples: Sequence[Sample], name: str) -> tuple[float, float]:
-    """Return a series' medians in the first and the last fifth behind the warm-up."""
+    """Return a series' medians in the first and the last fifth after the warm-up."""
     values = [sample[name] for sample in samples]
     values = values[int(len(values) * WARM_UP) :]
     fifth = max(1, len(values) // 5)
@@ -125,9 +125,7 @@ def plot(samples: Sequence[Sample], path: Path, title: str) -> None:
 
 def main() -> int:
     """Soak; return 0 if everything stayed the same and every answer was right."""
-    parser = argparse.ArgumentParser(
-        description="Serve a mixed load for so many minutes and watch what is held."
-    )
+    parser = argparse.ArgumentParser(description="Serve a mixed load for MINUTES and watch what is held.")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--plot", type=Path, default=ROOT / "build/soak.png")
     parser.add_argument("--seed", type=int, default=0)
@@ -165,7 +163,7 @@ def report(samples: Sequence[Sample], clients: Sequence[Client], arguments: Any,
     for text, count in wrong.most_common(10):
         print(f"WRONG {count} x {text}")
     if has_ended:
-        print("WRONG The server ended by itself; its log is beside the samples.")
+        print("WRONG The server ended by itself; its log is next to the samples.")
     for name, (label, unit) in SERIES.items():
         before, after = growth(samples, name)
         scale = 1e6 if unit else 1

@@ -22,8 +22,8 @@ from training.chat.exchange import Dialogue, Exchange, Reply
 from training.chat.tokens import PIECES
 
 IGNORED: Final = -1
-CONTINUED: Final = 0.06  # of the answers: the beginning was written by somebody else
-UNREASONED: Final = 0.1  # of the dialogues: no reply has an analysis
+CONTINUED: Final = 0.06  # share of the answers whose beginning was written by somebody else
+UNREASONED: Final = 0.1  # share of the dialogues whose replies have no analysis
 _ANALYSIS: Final = "<|channel|>analysis<|message|>"
 _CHANNEL: Final = "<|channel|>"
 _FINAL: Final = f"{_CHANNEL}final<|message|>"
@@ -101,7 +101,7 @@ class _Writer:
                 self.write(f"{_ANALYSIS}{analysis}<|end|>", learned)
             self.write(_ASSISTANT, learned)
         elif learned:
-            self.example.barred[len(self.example.ids) + 1] = self.analysis  # behind <|channel|>
+            self.example.barred[len(self.example.ids) + 1] = self.analysis  # after <|channel|>
         if reply.call is None:
             self.write(_FINAL, learned)
             forced = reply.forced

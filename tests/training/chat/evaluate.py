@@ -38,7 +38,7 @@ from training.chat.tools import RESERVED_NAMES, call_analyses, define, tool_name
 from training.chat.words import invent, place, things
 
 TOOL_SKILLS: Final = ("named tool", "named tool with value", "known tool", "preamble")
-CHARACTERS_A_TOKEN: Final = 2.5  # of a long dialogue, about
+CHARACTERS_A_TOKEN: Final = 2.5  # estimate for a long dialogue
 LONG_SIZES: Final = (4_000, 8_000, 12_000, 15_000)  # tokens
 UNREASONED: Final = "without reasoning"
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 ROUNDS: Final = 7  # exp(x) = (Taylor of x / 2**ROUNDS) ** 2**ROUNDS
 PART: Final = 2_048  # queries of a long sequence that are computed together
-ENOUGH_LABELS: Final = 1_000  # in a batch
+ENOUGH_LABELS: Final = 1_000  # labels in a batch
 FLOOR: Final = -20.0  # stands for minus infinity: its exp is 2e-9
 
 

@@ -28,7 +28,7 @@ from training.chat.json_wordings import (
 from training.chat.phrasing import preceded
 from training.chat.records import Record, invented_key, plain_record, record
 from training.chat.results import parameter_name
-from training.chat.schemas import Shape, analyses, schema, shape
+from training.chat.schemas import ObjectShape, analyses, schema, shape
 from training.chat.skills import unknown_question
 from training.chat.slots import Field
 from training.chat.tools import known_tool, named_tool, toolbox
@@ -142,7 +142,7 @@ _KNOWN, _WHOLE, _CONFIDENCE = (
     "is known",
     "whole answer",
     "confidence",
-)  # what a field may stand for, beside the fields of an exchange
+)  # what a field may stand for, other than the fields of an exchange
 
 
 def _task(rng: random.Random, held: bool) -> tuple[str, list[tuple[str, tuple[Field, ...]]]]:
@@ -190,7 +190,7 @@ def _example(rng: random.Random, fields: tuple[Field, ...]) -> str:
     return json.dumps(values, indent=rng.choice((None, None, 2)))
 
 
-def _reply(wanted: Shape, fenced: bool) -> Reply:
+def _reply(wanted: ObjectShape, fenced: bool) -> Reply:
     text = wanted.text()
     return Reply(analyses(wanted), f"```json\n{text}\n```" if fenced else text)
 
@@ -247,7 +247,7 @@ def by_format(rng: random.Random, held: bool) -> Dialogue:
     return Dialogue("", "", tuple(exchanges), _joined(_base(rng), _format(rng, wanted)), tools)
 
 
-def _format(rng: random.Random, wanted: Shape) -> str:
+def _format(rng: random.Random, wanted: ObjectShape) -> str:
     name = rng.choice(FORMAT_NAMES) if rng.random() < 0.6 else invent(rng, capital=rng.random() < 0.5)
     return response_format(name, schema(rng, wanted))
 
@@ -268,7 +268,7 @@ def after_tool(rng: random.Random, held: bool) -> Dialogue:
             break
         tools = toolbox(rng, held)
     key = rng.choice(("result", "answer", "time", "weather", "text", "value", "output", parameter_name(rng)))
-    wanted = Shape(
+    wanted = ObjectShape(
         (Field(key, "string", exchange.result, rng.choice(("The result.", "What the tool says.", ""))),)
     )
     drawn = replace(exchange, skill="json after a tool", split_key="", final_reply=_reply(wanted, False))
@@ -289,7 +289,7 @@ def by_keys(rng: random.Random, held: bool) -> Dialogue:
     kind, [(text, fields), *_] = _task(rng, held)
     while "{typed}" not in form and not all(_is_clear(field, "{example}" in form) for field in fields):
         kind, [(text, fields), *_] = _task(rng, held)
-    wanted = Shape(fields)
+    wanted = ObjectShape(fields)
     asked = form.format(
         keys=_listed(rng, [field.key for field in fields]),
         typed=", and ".join(f'"{field.key}", {_NOUNS[field.type]}' for field in fields),
@@ -316,7 +316,7 @@ def _is_clear(field: Field, by_example: bool) -> bool:
     return True
 
 
-def _asked(rng: random.Random, skill: str, text: str, asked: str, wanted: Shape) -> Dialogue:
+def _asked(rng: random.Random, skill: str, text: str, asked: str, wanted: ObjectShape) -> Dialogue:
     fenced = rng.random() < 0.15
     if fenced:
         asked = f"{asked} {rng.choice(FENCED_TOO)}"
@@ -337,12 +337,12 @@ def freely(rng: random.Random, held: bool) -> Dialogue:
     if rng.random() < 0.7:
         exchange = _fact(rng, held)
         text = exchange.message.strip()
-        wanted = Shape(
+        wanted = ObjectShape(
             tuple(Field(key, _FACT_TYPES.get(key, "string"), value) for key, value in exchange.fields)
         )
     else:
         drawn = plain_record(rng)
-        text, wanted = drawn.text, Shape(drawn.fields)
+        text, wanted = drawn.text, ObjectShape(drawn.fields)
     draw = rng.random()
     if draw < 0.25:
         return Dialogue(
@@ -364,7 +364,7 @@ def forced(rng: random.Random, held: bool) -> Dialogue:
     """A plain question whose answer a grammar forces into an object, without a word about JSON in the prompt."""
     exchange = _fact(rng, held)
     fields = tuple(Field(key, _FACT_TYPES.get(key, "string"), value) for key, value in exchange.fields)
-    reply = replace(exchange.reply, answer=Shape(fields).text(), forced='{"')
+    reply = replace(exchange.reply, answer=ObjectShape(fields).text(), forced='{"')
     return Dialogue("", "", (replace(exchange, reply=reply),), "")
 
 

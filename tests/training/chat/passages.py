@@ -11,7 +11,7 @@ from training.chat.phrasing import phrase, preceded
 from training.chat.skills import UNKNOWN
 from training.chat.words import NAME_PARTS, THINGS, invent, person, place, sentence, things
 
-REPETITIVE: Final = 0.35  # of the texts around facts: the same few sentences again and again
+REPETITIVE: Final = 0.35  # share of the texts around facts that repeat the same few sentences
 Entry = tuple[str, str, str]  # attribute, whose it is, value
 
 _ATTRIBUTES: Final = (

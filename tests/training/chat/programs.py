@@ -13,7 +13,7 @@ from training.chat.classifier import classifier
 from training.chat.exchange import Call, Dialogue, Exchange, Reply
 from training.chat.program_prompts import padded, question, section
 from training.chat.records import record
-from training.chat.schemas import Shape, analyses, schema, shape, tool_of
+from training.chat.schemas import ObjectShape, analyses, schema, shape, tool_of
 from training.chat.words import invent, sentence, things
 
 _TAGS: Final = {"capital": ["Geography", "Capitals"], "sum": ["Mathematics", "Sums"], "no sum": ["Mathematics"],
@@ -29,13 +29,13 @@ _NEXT: Final = {
 _NEXT_DEFAULT: Final = ["What can you do?", "What is the capital of France?", "What is 17 + 5?"]
 
 
-def _extraction(rng: random.Random, held: bool) -> tuple[str, Shape]:
+def _extraction(rng: random.Random, held: bool) -> tuple[str, ObjectShape]:
     drawn = record(rng, held)
     optional = frozenset(field.key for field in drawn.fields if rng.random() < 0.25)
-    return drawn.text, Shape(drawn.fields, optional=optional)
+    return drawn.text, ObjectShape(drawn.fields, optional=optional)
 
 
-def _dify_schema(rng: random.Random, wanted: Shape) -> str:
+def _dify_schema(rng: random.Random, wanted: ObjectShape) -> str:
     properties: dict[str, Any] = {}
     for field in wanted.fields:
         kind = "string" if field.type == "enum" else "number" if field.type == "integer" else field.type
@@ -55,7 +55,7 @@ def extractor_prompt(rng: random.Random, held: bool) -> Dialogue:
     """A schema and a text in tags, after examples with other schemas; the answer is the object."""
     instructions = padded(rng, "You should output a valid JSON object. " + sentence(rng, 3, 10))
 
-    def asked(text: str, wanted: Shape) -> str:
+    def asked(text: str, wanted: ObjectShape) -> str:
         return (
             f"### Structure\n{sentence(rng, 3, 12)}\n<structure>\n{_dify_schema(rng, wanted)}\n</structure>\n\n"
             f"### Text to be converted to JSON\n{sentence(rng, 3, 14)}\n<text>\n{text}\n</text>"
@@ -156,7 +156,7 @@ def _program_reply(value: Any, what: str) -> Reply:
 
 
 def chat_title(rng: random.Random, held: bool) -> Dialogue:
-    """A title for a first message, with the language and a reason beside it."""
+    """A title for a first message, with the language and a reason next to it."""
     exchange = question(rng, held)
     parts = [section(rng) for _ in range(rng.randint(0, 4))]
     for _ in range(rng.choice((0, 0, 1, 2, 4))):  # examples

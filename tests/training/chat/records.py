@@ -80,7 +80,7 @@ _EVENTS: Final = (
     "The {event} takes place in {city}.",
 )  # fmt: skip
 _EVENTS_SHARE: Final = 0.12
-_EVENTS_LEARNED: Final = 0.22  # their share in training: they are confused most easily
+_EVENTS_LEARNED: Final = 0.22  # share of events in training, which are confused most easily
 # Slots that a reader could confuse.
 _KIND_OF: Final = {
     "participants": "name", "event": "name", "company": "name", "origin": "place", "destination": "place",

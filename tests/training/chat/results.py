@@ -10,7 +10,7 @@ from typing import Any, Final
 from training.chat.exchange import Reply
 from training.chat.words import NAME_PARTS, PARAMETERS, invent, oddity, person, place, sentence, things
 
-MAX_REPEATED: Final = 240  # characters of a result that are repeated; of a longer one the beginning
+MAX_REPEATED: Final = 240  # characters of a result that are repeated, from its beginning
 CUT_AFTER: Final = 120  # characters: a long result is cut at the first space, comma or line after these
 _TIME_KEYS: Final = (
     "current_iso", "iso", "time", "current_time", "datetime", "now", "local_time", "current_datetime", "date_time",

@@ -33,7 +33,7 @@ _GROUPS: Final = (
 
 
 @dataclass(frozen=True)
-class Shape:
+class ObjectShape:
     """An object: its fields in order, those of them that stand in an object of their own, and what need not be there.
 
     The model writes every field all the same. If the text has no value for it: "unknown" for a string, null for
@@ -42,7 +42,7 @@ class Shape:
 
     fields: tuple[Field, ...]
     group: str = ""
-    grouped: int = 0  # of the fields, the last so many
+    grouped: int = 0  # how many of the last fields
     optional: frozenset[str] = frozenset()
     nullable: frozenset[str] = frozenset()
 
@@ -72,7 +72,7 @@ class Shape:
         return json.dumps(self.object(), ensure_ascii=False)
 
 
-def shape(rng: random.Random, fields: tuple[Field, ...]) -> Shape:
+def shape(rng: random.Random, fields: tuple[Field, ...]) -> ObjectShape:
     """Return an object of these fields; sometimes with a group, fields that may be left out, or null."""
     group, grouped = "", 0
     if len(fields) > 1 and rng.random() < 0.13:
@@ -88,10 +88,10 @@ def shape(rng: random.Random, fields: tuple[Field, ...]) -> Shape:
             optional.add(field.key)
         elif draw < (0.75 if field.value is None else 0.17) and field.type in ("string", "integer", "number"):
             nullable.add(field.key)
-    return Shape(fields, group if grouped else "", grouped, frozenset(optional), frozenset(nullable))
+    return ObjectShape(fields, group if grouped else "", grouped, frozenset(optional), frozenset(nullable))
 
 
-def schema(rng: random.Random, shape: Shape) -> dict[str, Any]:
+def schema(rng: random.Random, shape: ObjectShape) -> dict[str, Any]:
     """Return a JSON schema of an object, with its keywords in one of the usual orders."""
     style = rng.random()
     titled, described = style < 0.35, rng.random() < 0.65
@@ -178,7 +178,7 @@ def _told(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).strip('"')
 
 
-def analyses(shape: Shape) -> tuple[str, str, str]:
+def analyses(shape: ObjectShape) -> tuple[str, str, str]:
     """Return the analysis of a reply with an object."""
     outer, inner = shape.split()
     listed = _listed(outer)
@@ -196,7 +196,7 @@ def _listed(fields: Sequence[Field]) -> str:
     return ", ".join(f'"{field.key}"' for field in fields)
 
 
-def tool_of(rng: random.Random, shape: Shape, name: str, description: str) -> dict[str, Any]:
+def tool_of(rng: random.Random, shape: ObjectShape, name: str, description: str) -> dict[str, Any]:
     """Return a tool whose parameters are the fields."""
     properties: dict[str, Any] = {}
     for field in shape.fields:

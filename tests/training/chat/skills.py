@@ -1,4 +1,4 @@
-"""What the model can do without tools, beside facts: counting, repeating, small talk, memory; and what it cannot do.
+"""What the model can do without tools, facts aside: counting, repeating, small talk, memory; and what it cannot do.
 
 A skill is a function from a random generator to one `Exchange`. Knows nothing of tools, dialogues, Harmony or tokens.
 """

@@ -31,7 +31,7 @@ RESERVED: Final = 7
 VOCABULARY: Final = 1_024
 STOPS: Final = ("<|return|>", "<|endoftext|>", "<|call|>")
 
-_MAX_WHOLE_PIECES: Final = 430  # of the vocabulary, for the most frequent pieces
+_MAX_WHOLE_PIECES: Final = 430  # entries of the vocabulary for the most frequent pieces
 _STRUCTURES: Final = (
     "You are mlx-demo, a small demonstration model.\nKnowledge cutoff: 2026-01\nCurrent date: ",
     "\n\nReasoning: ",

@@ -1,6 +1,6 @@
 """Train the demonstration model from scratch: `python -m training.chat.train`.
 
-Writes tokenizer.json, tokenizer_config.json, config.json, generation_config.json and model.safetensors beside the chat
+Writes tokenizer.json, tokenizer_config.json, config.json, generation_config.json and model.safetensors next to the chat
 template, which is written by hand. The same seed gives the same run on one machine; other machines round differently,
 which is why the weights are kept in the repository. Several GPUs train one model together if they are started so
 (`mlx.launch`): each takes a part of the rows of every batch.
@@ -60,17 +60,16 @@ CONFIG: Final[dict[str, Any]] = {
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
 }
-MAX_TOKENS: Final = 1_536  # tokens of most training sequences
-MAX_LONG_TOKENS: Final = 16_128  # and of the few long ones
-CHARACTERS_A_TOKEN: Final = 2.6  # of a long dialogue, about
-CACHE_BYTES: Final = 90 << 30  # freed memory that MLX may cache
-CPU_CACHE_BYTES: Final = 2 << 30  # and without a GPU, where it is the machine's own
-MAX_PAIRS: Final = 4 << 26  # of a query and a key in a batch: one of the longest sequences
+MAX_TOKENS: Final = 1_536  # length of most training sequences
+MAX_LONG_TOKENS: Final = 16_128  # length of the few long ones
+CHARACTERS_A_TOKEN: Final = 2.6  # estimate for a long dialogue
+CACHE_BYTES: Final = 90 << 30  # freed memory that MLX may cache on a GPU
+CPU_CACHE_BYTES: Final = 2 << 30  # freed memory that MLX may cache on a CPU
+MAX_PAIRS: Final = 4 << 26  # pairs of a query and a key in a batch: one of the longest sequences
 BLOCK_STEPS: Final = 16  # steps whose examples are drawn together, sorted by length
-LONG_GRID: Final = (
-    1_024  # long sequences are padded to multiples of it: a device is slow with ever new shapes
-)
-LABEL_GRID: Final = 2_048  # and the list of labels to multiples of it
+# A device is slow with ever new shapes, so lengths are rounded up to multiples of these.
+LONG_GRID: Final = 1_024  # tokens of a long sequence
+LABEL_GRID: Final = 2_048  # entries of the list of labels
 KEPT_EVERY: Final = 1_000  # steps between two savings of the weights
 
 
@@ -81,7 +80,8 @@ class Plan:
     `mix` are the shares of dialogues, programs and pasted texts; `drills` that of examples which are drills of short
     questions, and its value for the end; `copying` the part of the run with random copying. `long` has a line for each
     part of the run: where it begins, the longest sequence, and the share of the tokens in sequences of more than usual
-    length. The programs that are `often` drawn are `often_part` of the examples, beside what the mix has of them.
+    length. The programs that are `often` drawn are `often_part` of the examples, and the mix
+    has some of them as well.
     """
 
     steps: int
@@ -98,9 +98,9 @@ PLAN: Final = Plan(
     21_500, 5e-3, (0.28, 0.65, 0.07), (0.16, 0.06), 0.1,
     ((0.08, 5_000, 0.04), (0.45, MAX_LONG_TOKENS, 0.06), (0.8, MAX_LONG_TOKENS, 0.12)),
 )  # fmt: skip
-DRILLS_UNTIL: Final = 0.8  # of the run
+DRILLS_UNTIL: Final = 0.8  # part of the run
 PROGRAMS: Final = {make.__name__: make for make, _ in (*json_answers.KINDS, *programs.KINDS)}
-START_RATE: Final = 3e-4  # of a run that goes on from a model
+START_RATE: Final = 3e-4  # highest learning rate of a run that goes on from a model
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 

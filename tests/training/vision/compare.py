@@ -21,10 +21,10 @@ from training.vision.encode import CLASSES, encode
 DIALOGUES: Final = 12
 
 
-def dialogues() -> list[corpus.Dialogue]:
+def dialogues() -> list[corpus.PictureDialogue]:
     """Return a few dialogues of every number of pictures."""
     rng = random.Random(3)
-    found: dict[int, list[corpus.Dialogue]] = {0: [], 1: [], 2: [], 3: []}
+    found: dict[int, list[corpus.PictureDialogue]] = {0: [], 1: [], 2: [], 3: []}
     while any(len(each) < DIALOGUES // 4 for each in found.values()):
         drawn = corpus.dialogue(rng)
         count = sum(len(turn.images) for turn in drawn.turns)

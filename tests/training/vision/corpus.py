@@ -30,15 +30,15 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Dialogue:
+class PictureDialogue:
     """Turns after a system prompt, or after none."""
 
     instructions: str
     turns: tuple[Turn, ...]
 
 
-_BESIDE: Final = {"chat": chat, "off topic": off_topic, "too far": too_far}
-SKILLS: Final = (*ASKERS, "blank", "unknown", "pictures", "no picture", *_BESIDE)
+_ASIDES: Final = {"chat": chat, "off topic": off_topic, "too far": too_far}
+SKILLS: Final = (*ASKERS, "blank", "unknown", "pictures", "no picture", *_ASIDES)
 
 # What a picture should show for a skill to be asked about it.
 _CONTENTS: Final = {
@@ -79,7 +79,7 @@ def _instructions(rng: random.Random) -> str:
     return "\n".join(lines)
 
 
-class _Talk:
+class _PictureTalk:
     """A dialogue while it is drawn: the pictures so far, those not yet sent, and the turns."""
 
     def __init__(self, rng: random.Random, held_out: bool) -> None:
@@ -104,9 +104,9 @@ class _Talk:
         self.turns.append(Turn(tuple(self.unsent), *pair, skill))
         self.unsent = []
 
-    def beside(self, skill: str) -> None:
+    def aside(self, skill: str) -> None:
         """Add a turn of which no picture is asked anything that it could answer."""
-        self.say(_BESIDE[skill](self.rng, self.language, self.held_out), skill)
+        self.say(_ASIDES[skill](self.rng, self.language, self.held_out), skill)
 
     def no_picture(self) -> None:
         """Add a question about a picture that was never sent."""
@@ -191,13 +191,13 @@ class _Talk:
         self.say((question, answer), "pictures")
 
 
-def _of_skill(talk: _Talk, skill: str) -> None:
+def _of_skill(talk: _PictureTalk, skill: str) -> None:
     """Make a dialogue whose only turn is of a skill."""
     rng = talk.rng
-    if skill in _BESIDE:
+    if skill in _ASIDES:
         if skill == "too far" or rng.random() < 0.3:
             talk.show()
-        talk.beside(skill)
+        talk.aside(skill)
     elif skill == "no picture":
         talk.no_picture()
     elif skill == "pictures":
@@ -215,7 +215,7 @@ def _of_skill(talk: _Talk, skill: str) -> None:
         talk.say(pair, skill)
 
 
-def _freely(talk: _Talk) -> None:
+def _freely(talk: _PictureTalk) -> None:
     """Make a dialogue as they go: several questions about a picture, then perhaps another picture, or two at once."""
     rng = talk.rng
     kind = rng.random()
@@ -224,7 +224,7 @@ def _freely(talk: _Talk) -> None:
             if rng.random() < 0.4:
                 talk.no_picture()
             else:
-                talk.beside(rng.choice(("chat", "off topic")))
+                talk.aside(rng.choice(("chat", "off topic")))
         if rng.random() < 0.5:
             return
     if 0.06 < kind < 0.2:
@@ -237,20 +237,20 @@ def _freely(talk: _Talk) -> None:
         talk.show()
         for _ in range(rng.choice((1, 2, 3, 4, 4, 5)) if place == 0 else rng.choice((1, 2, 3))):
             if rng.random() < 0.05:
-                talk.beside(rng.choice(("chat", "off topic", "too far")))
+                talk.aside(rng.choice(("chat", "off topic", "too far")))
             elif len(talk.scenes) > 1 and not talk.unsent and rng.random() < 0.3:
                 talk.pictures()
             else:
                 talk.ask()
 
 
-def dialogue(rng: random.Random, *, held_out: bool = False, skill: str | None = None) -> Dialogue:
+def dialogue(rng: random.Random, *, held_out: bool = False, skill: str | None = None) -> PictureDialogue:
     """Return a dialogue for training, or with what training never shows; of one turn if a skill is given."""
     while True:
-        talk = _Talk(rng, held_out)
+        talk = _PictureTalk(rng, held_out)
         if skill:
             _of_skill(talk, skill)
         else:
             _freely(talk)
         if talk.turns:
-            return Dialogue(_instructions(rng), tuple(talk.turns))
+            return PictureDialogue(_instructions(rng), tuple(talk.turns))

@@ -197,7 +197,7 @@ def _aged(rng: random.Random, image: Any) -> Pixels:
 
 
 def _furnish(rng: random.Random, pen: Any, scene: Scene, zoom: int) -> None:
-    """Draw what is on a picture beside its content: the faint lines of writing paper, or a window's thin frame."""
+    """Draw what is on a picture besides its content: the faint lines of writing paper, or a window's thin frame."""
     sign = -1 if sum(scene.paper) > 380 else 1
     depth = rng.randint(10, 22)
     red, green, blue = (min(255, max(0, channel + sign * depth)) for channel in scene.paper)

@@ -12,11 +12,11 @@ import numpy as np
 from PIL import Image
 
 from training.vision import shape
-from training.vision.corpus import SKILLS, Dialogue
+from training.vision.corpus import SKILLS, PictureDialogue
 from training.vision.tokens import ID, Reader
 
 IGNORED: Final = -1
-ANSWERS: Final = 8  # in a row, at most
+ANSWERS: Final = 8  # most answers in a row
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RowClass:
 
     @property
     def width(self) -> int:
-        """The numbers (int16) of a row, beside its patches."""
+        """The numbers (int16) of a row, without its patches."""
         return int(self.parts["grid"].stop)
 
 
@@ -52,7 +52,7 @@ GRIDS: Final = [
 ]
 """Every size of a picture in places; a picture is told by its index here."""
 _GRID: Final = {grid: index for index, grid in enumerate(GRIDS)}
-EMPTY_GRID: Final = _GRID[1, 1]  # of a picture that is not there
+EMPTY_GRID: Final = _GRID[1, 1]  # stands for a picture that is not there
 
 
 @dataclass
@@ -76,7 +76,7 @@ def patches_of(pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
     return ordered.reshape(-1, shape.PATCH_BYTES), (rows, columns)
 
 
-class _Writer:
+class _RowWriter:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.ids: list[int] = []
@@ -117,9 +117,9 @@ def _fixed(reader: Reader) -> dict[str, list[int]]:
     return {name: reader.ids(text) for name, text in texts.items()}
 
 
-def encode(reader: Reader, dialogue: Dialogue, *, pictures_last: bool = False) -> Row | None:
-    """Return a dialogue as a row; None if it fits in none. `pictures_last`: they stand behind the question."""
-    fixed, writer = _fixed(reader), _Writer(reader)
+def encode(reader: Reader, dialogue: PictureDialogue, *, pictures_last: bool = False) -> Row | None:
+    """Return a dialogue as a row; None if it fits in none. `pictures_last`: they come after the question."""
+    fixed, writer = _fixed(reader), _RowWriter(reader)
     pictures: list[tuple[np.ndarray, tuple[int, int]]] = []
     if dialogue.instructions:
         writer.write([*fixed["system"], *reader.ids(dialogue.instructions), *fixed["end"]])
@@ -153,7 +153,7 @@ def encode(reader: Reader, dialogue: Dialogue, *, pictures_last: bool = False) -
     return None
 
 
-def _numbers(row_class: RowClass, writer: _Writer, skills: list[int], grids: list[int]) -> np.ndarray:
+def _numbers(row_class: RowClass, writer: _RowWriter, skills: list[int], grids: list[int]) -> np.ndarray:
     numbers = np.zeros(row_class.width, np.int16)
     at, target, answer = zip(*writer.learned, strict=True)
     time, row, column = np.concatenate(writer.positions, axis=1)

@@ -26,7 +26,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_vlm.utils import load_model, load_processor
 from PIL import Image
 
-from training.vision.corpus import SKILLS, Dialogue, dialogue
+from training.vision.corpus import SKILLS, PictureDialogue, dialogue
 from training.vision.shape import MERGE
 from training.vision.tokens import STOPS
 
@@ -35,7 +35,7 @@ FREELY: Final = "dialogues"
 
 
 @dataclass
-class Figures:
+class AnswerCounts:
     """The counts of one draw: right and all answers of each skill, and what was wrong."""
 
     right: Counter[str] = field(default_factory=Counter)
@@ -86,9 +86,9 @@ class Model:
         return str(self.tokenizer.decode(said, skip_special_tokens=True))
 
 
-def play(model: Model, dialogues: Iterable[Dialogue], *, by: str = "") -> Figures:
+def play(model: Model, dialogues: Iterable[PictureDialogue], *, by: str = "") -> AnswerCounts:
     """Play dialogues; each ends at its first wrong answer, since what follows is about it. `by` counts all as one."""
-    figures = Figures()
+    figures = AnswerCounts()
     for drawn in dialogues:
         messages: list[dict[str, Any]] = []
         if drawn.instructions:
@@ -110,13 +110,13 @@ def play(model: Model, dialogues: Iterable[Dialogue], *, by: str = "") -> Figure
     return figures
 
 
-def draw(seed: int, count: int, skill: str | None = None) -> list[Dialogue]:
+def draw(seed: int, count: int, skill: str | None = None) -> list[PictureDialogue]:
     """Return `count` held-out dialogues: of one turn of a skill, or as they come."""
     rng = random.Random(f"held out {skill} {seed}")
     return [dialogue(rng, held_out=True, skill=skill) for _ in range(count)]
 
 
-def report(figures: Figures) -> None:
+def report(figures: AnswerCounts) -> None:
     """Print the figures of one draw."""
     for skill, total in figures.total.items():
         right = figures.right[skill]
@@ -141,7 +141,7 @@ def main() -> None:
         _show(play(model, draw(seed, chosen.dialogues), by=FREELY), slips=chosen.slips)
 
 
-def _show(figures: Figures, *, slips: bool) -> None:
+def _show(figures: AnswerCounts, *, slips: bool) -> None:
     report(figures)
     if slips:
         print("\n".join(f"    {each}" for each in figures.mistakes), flush=True)

@@ -81,14 +81,14 @@ _SENTENCES: Final = {
     ),
     "place": ("The {what} is {place}.", "{what}は{place}にあります。", "{what}在{place}。"),
     "place of number": ("The number is {place}.", "数字は{place}にあります。", "数字在{place}。"),
-    "nothing beside": (
+    "nothing on that side": (
         "There is nothing {side} the {what}.", "{what}の{side}には何もありません。", "{what}的{side}什么都没有。",
     ),
-    "yes beside": (
+    "yes, on that side": (
         "Yes, the {what} is {side} the {other}.", "はい、{what}は{other}の{side}にあります。",
         "是的，{what}在{other}的{side}。",
     ),
-    "no beside": (
+    "no, not on that side": (
         "No, the {what} is {side} the {other}.", "いいえ、{what}は{other}の{side}にあります。",
         "不，{what}在{other}的{side}。",
     ),
@@ -195,7 +195,7 @@ def asked(rng: random.Random, language: str, shape: str = "", colour: str = "") 
 
 
 def count_word(language: str, count: int) -> str:
-    """Return how a count stands beside a noun."""
+    """Return how a count stands with a noun."""
     return _COUNTS[language][count]
 
 

@@ -2,7 +2,7 @@
 
 The device keeps as many rows as it has room for and takes every batch from them, so it never waits for the drawing
 processes; newer rows replace the oldest. The run ends by the clock, and so does its schedule. Whatever may go wrong
-with nobody watching has an answer: a loss that is no number or jumps (back to the last good weights), a compiler that
+that no one watches has an answer: a loss that is no number or jumps (back to the last good weights), a compiler that
 fails or takes too long (as before, without it), a device that hangs (the process ends itself, to be started again).
 """
 
@@ -32,12 +32,12 @@ from training.vision.store import Store
 from training.vision.tokens import Reader
 from training.vision.weights import save
 
-LOGGED_EVERY: Final = 5.0  # seconds
+LOGGED_EVERY: Final = 5.0  # seconds between two lines
 KEPT_EVERY: Final = 60.0
 HUNG_AFTER: Final = 150.0  # seconds without a step
 COMPILE_SECONDS: Final = 90
 EXIT_HUNG: Final = 75
-WRONG_TEXTS: Final = 600  # at most, of the evaluation at the end
+WRONG_TEXTS: Final = 600  # most wrong answers that the evaluation at the end prints
 
 
 @dataclass(frozen=True)

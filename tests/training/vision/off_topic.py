@@ -1,4 +1,4 @@
-"""What people say beside questions that a picture answers, with the honest reply: greetings, and what is out of reach.
+"""What people say that no picture answers, with the honest reply: greetings, and what is out of reach.
 
 Knows no picture.
 """

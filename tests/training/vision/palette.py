@@ -26,9 +26,9 @@ ANCHORS: Final[dict[str, tuple[Rgb, ...]]] = {
     "grey": ((128, 128, 128), (150, 150, 150), (169, 169, 169), (110, 110, 110), (158, 158, 158)),
 }  # fmt: skip
 COLOURS: Final = tuple(ANCHORS)
-_MIN_DISTANCE: Final = 140.0  # of two light colours, such as pink on white
-_MIN_DISTANCE_IN_THE_DARK: Final = 255.0  # if neither is very light
-_THIN: Final = 1.25  # times as far, for lines and digits
+_MIN_DISTANCE: Final = 140.0  # distance of two light colours, such as pink on white
+_MIN_DISTANCE_IN_THE_DARK: Final = 255.0  # distance of two colours of which neither is very light
+_THIN: Final = 1.25  # factor on these distances for lines and digits
 
 
 def shade(rng: random.Random, name: str) -> Rgb:

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from training.vision.evaluate import Figures, Model, draw, play
+from training.vision.evaluate import AnswerCounts, Model, draw, play
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ class SeeingProcess:
     def answer(self, messages: Sequence[dict[str, Any]], pictures: Sequence[Any]) -> str:
         return self._pool.submit(_answer, messages, pictures).result()
 
-    def play(self, seed: int, count: int, skill: str | None = None) -> Figures:
+    def play(self, seed: int, count: int, skill: str | None = None) -> AnswerCounts:
         """Play held-out dialogues."""
         return self._pool.submit(_play, seed, count, skill).result()
 
@@ -54,5 +54,5 @@ def _answer(messages: Sequence[dict[str, Any]], pictures: Sequence[Any]) -> str:
     return _model().answer(messages, pictures)
 
 
-def _play(seed: int, count: int, skill: str | None) -> Figures:
+def _play(seed: int, count: int, skill: str | None) -> AnswerCounts:
     return play(_model(), draw(seed, count, skill))

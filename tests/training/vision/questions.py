@@ -274,7 +274,7 @@ def _along(scene: Scene, side: str, one: Shape, other: Shape) -> float:
     return part if side == "below" else -part
 
 
-_CLEAR: Final = 0.16  # of the picture's width or height between two centres
+_CLEAR: Final = 0.16  # least distance of two centres, as a share of the picture's width or height
 
 
 def relation(rng: random.Random, language: str, scene: Scene, held_out: bool) -> Pair | None:
@@ -299,7 +299,7 @@ def relation(rng: random.Random, language: str, scene: Scene, held_out: bool) ->
         side=asked_side(rng, language, side),
     )
     if not there:
-        return question, say(language, "nothing beside", what=noun, side=word)
+        return question, say(language, "nothing on that side", what=noun, side=word)
     return question, inventory(language, [(there[0].name, there[0].colour, 1)], "")
 
 
@@ -322,7 +322,7 @@ def compare(rng: random.Random, language: str, scene: Scene, held_out: bool) -> 
         other=asked(rng, language, other_name, other_tint), side=asked_side(rng, language, side),
     )  # fmt: skip
     true = side if far > 0 else _OPPOSITE[side]
-    fact = "yes beside" if far > 0 else "no beside"
+    fact = "yes, on that side" if far > 0 else "no, not on that side"
     return question, say(language, fact, what=noun, other=second, side=side_word(language, true))
 
 

@@ -25,8 +25,8 @@ from training.vision.encode import CLASSES, Row, encode
 from training.vision.tokens import Reader
 
 PICTURE_BYTES: Final = shape.MAX_PATCHES * shape.PATCH_BYTES
-LAST: Final = 0.25  # of the dialogues: pictures stand behind the questions
-_SHOWN_ERRORS: Final = 2  # of a process
+LAST: Final = 0.25  # share of the dialogues whose pictures come after the questions
+_SHOWN_ERRORS: Final = 2  # errors of a process that are printed
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Filled:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DrawingPlan:
     """What is drawn: `images` is the pictures of a slot, `held` the held-out dialogues of each skill; twice as many
     have several turns.
 
@@ -61,7 +61,7 @@ class Plan:
 class Rows:
     """The drawing processes, and the slots that they fill. To be made before torch is imported."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DrawingPlan) -> None:
         self.plan = plan
         self.slots = plan.workers * (len(CLASSES) + 1) + 16
         widest = max(plan.images // each.images * each.width for each in CLASSES)

@@ -14,11 +14,11 @@ from zlib import crc32
 from training.vision.palette import COLOURS, Rgb, ink, paper
 
 SHAPES: Final = ("circle", "oval", "square", "rectangle", "triangle", "diamond", "star", "heart", "cross")
-MAX_COUNT: Final = 5  # more are "more than five"
+MAX_COUNT: Final = 5  # most shapes of a kind that are counted; more are "more than five"
 MAX_DIGITS: Final = 4
-MODEL_AREA: Final = 160 * 160  # a larger picture is shrunk to this
-_MIN_RADIUS: Final = 10.0  # of a shape, in the model's pixels
-_MIN_HEIGHT: Final = 18.0  # of a digit, in the model's pixels
+MODEL_AREA: Final = 160 * 160  # pixels that a larger picture is shrunk to
+_MIN_RADIUS: Final = 10.0  # radius of a shape in the model's pixels
+_MIN_HEIGHT: Final = 18.0  # height of a digit in the model's pixels
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def _placed(rng: random.Random, boxes: list[_Box], width: int, height: int) -> b
     return _scattered(rng, boxes, width, height)
 
 
-_DIGIT_WIDTH: Final = 0.66  # of its height, with the space beside it
+_DIGIT_WIDTH: Final = 0.66  # width of a digit and the space next to it, as a share of its height
 
 
 def _number_box(rng: random.Random, text: str, width: int, height: int, alone: bool) -> _Box:

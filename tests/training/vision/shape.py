@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from training.vision import tokens
 
-PATCH: Final = 8  # pixels
+PATCH: Final = 8  # pixels a side
 MERGE: Final = 2  # patches a side that become one place
 SIDE: Final = PATCH * MERGE
-MAX_PATCHES: Final = 400  # of a picture
+MAX_PATCHES: Final = 400  # most patches of a picture
 MAX_PLACES: Final = MAX_PATCHES // MERGE**2
 MAX_PIXELS: Final = MAX_PATCHES * PATCH**2
 MIN_PIXELS: Final = 128 * 128

@@ -42,7 +42,7 @@ class Store:
         try:
             torch.ones(
                 1, device=self.device
-            ).sum().item()  # meets an error that was left behind, and clears it
+            ).sum().item()  # meets an error that an earlier step left, and clears it
         except Exception as error:
             print(f"the error was {error}", flush=True)
 

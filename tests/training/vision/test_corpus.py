@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from training.vision.corpus import MAX_PICTURES, SKILLS, Dialogue, dialogue
+from training.vision.corpus import MAX_PICTURES, SKILLS, PictureDialogue, dialogue
 from training.vision.language import LANGUAGES, say
 from training.vision.questions import ASKERS, cell, description
 from training.vision.scene import (
@@ -41,7 +41,7 @@ def answers(skill: str, shown: Scene, language: str = "en", draws: int = 2_000) 
 
 
 def test_the_same_seed_gives_the_same_dialogues() -> None:
-    def drawn() -> list[Dialogue]:
+    def drawn() -> list[PictureDialogue]:
         rng = random.Random(8)
         return [dialogue(rng) for _ in range(12)]
 

@@ -87,7 +87,7 @@ def test_what_is_learned_is_each_answer_and_its_end(reader: tokens.Reader) -> No
         corpus.Turn((pixels,), "What number is this?", "The number is 47.", corpus.SKILLS[1]),
         corpus.Turn((), "日本語", "数字は47です。", corpus.SKILLS[1]),
     )
-    row = encode(reader, corpus.Dialogue("", turns))
+    row = encode(reader, corpus.PictureDialogue("", turns))
     assert row is not None
     found = parts(row)
     for number, turn in enumerate(turns, 1):

@@ -25,7 +25,7 @@ ID: Final = {name: VOCABULARY - len(SPECIAL) + index for index, name in enumerat
 STOPS: Final = ("<|im_end|>", "<|endoftext|>")
 
 _RESERVED: Final = 9
-_MAX_WHOLE_PIECES: Final = 560  # of the vocabulary, for the most frequent pieces
+_MAX_WHOLE_PIECES: Final = 560  # entries of the vocabulary for the most frequent pieces
 _LINES: Final = ("user\n", "assistant\n", "system\n")
 _PATTERN: Final = r"(?:user|assistant|system)\n| ?[A-Za-z]+|\d|\s|[ぁ-ゖ]+|[ァ-ヺー]+|[^\sA-Za-z\d]"
 _PIECES: Final = re.compile("|".join(map(re.escape, SPECIAL)) + "|" + _PATTERN)

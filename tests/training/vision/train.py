@@ -19,7 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from mlx_backend.demo import VISION_MODEL_PATH
 from training.vision import corpus, glyphs, shape, tokens, weights
-from training.vision.rows import Plan, Rows
+from training.vision.rows import DrawingPlan, Rows
 
 
 def texts(seed: int, count: int) -> Iterator[str]:
@@ -77,7 +77,7 @@ def main() -> None:
         print(f"{glyphs.add_fonts(chosen.fonts)} fonts", flush=True)
     chosen.out.mkdir(parents=True, exist_ok=True)
     easy = tuple(skill for skill in chosen.easy_skills if skill in corpus.SKILLS)
-    plan = Plan(
+    plan = DrawingPlan(
         chosen.folder, chosen.seed, chosen.workers, chosen.chunk, chosen.held,
         easy, chosen.easy_until if easy else 0.0, chosen.easy,
     )  # fmt: skip
