@@ -82,7 +82,7 @@ class Model:
         """Return how several replies run: packed, batched, or one by one with the reason."""
         unbatched = self.engine.status().unbatched
         assert self._batch is not None
-        return unbatched or ("packed" if self._batch.loaded.runtime.can_pack else "batched")
+        return unbatched or ("packed" if self._batch.runtime.abilities.can_pack else "batched")
 
     def expected(self, requests: Sequence[GenerationRequest]) -> list[list[int]]:
         """Generate each reply with mlx-lm, alone and from empty caches, up to the tokenizer's end token."""

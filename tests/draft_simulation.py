@@ -14,8 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from mlx_backend.engine.base import Sampling
-from mlx_backend.engine.mlx.draft_pacer import DraftPacer
-from mlx_backend.engine.mlx.draft_record import DraftRecord
+from mlx_backend.engine.mlx.draft_pacer import DraftPacer, DraftRecord
 from mlx_backend.engine.mlx.drafting import Drafting
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mlx_backend.engine.base import GenerationRequest
-    from mlx_backend.engine.mlx.draft_record import DraftRecord
+    from mlx_backend.engine.mlx.draft_pacer import DraftRecord
 
 
 class EveryStep(DraftPacer):
@@ -53,7 +53,7 @@ def drafting_engine(model: Path, **options: Any) -> Iterator[Engine]:
     """Start an engine that drafts in every step."""
     batch = MLXBatch(model, EngineOptions(**{"cache_bytes": 0, **options}), device=Device(8 << 30))
     with Engine(batch) as engine:
-        batch.loaded.draft_pacer = EveryStep(batch.loaded.draft_pacer.max_drafts)
+        batch.draft_pacer = EveryStep(batch.draft_pacer.max_drafts)
         yield engine
 
 
@@ -62,7 +62,7 @@ def loaded_batch(model: Path, **options: Any) -> Iterator[MLXBatch]:
     """Load a model; if it drafts, then in every step."""
     batch = MLXBatch(model, EngineOptions(**{"cache_bytes": 0, **options}), device=Device(8 << 30))
     batch.load(lambda _: None)
-    batch.loaded.draft_pacer = EveryStep(batch.loaded.draft_pacer.max_drafts)
+    batch.draft_pacer = EveryStep(batch.draft_pacer.max_drafts)
     try:
         yield batch
     finally:
@@ -81,12 +81,12 @@ def generate(
     waiting = {index: (arrivals or {}).get(index, 0) for index in range(len(requests))}
     limits = dict(cancelled_after or {})
     step = 0
-    while waiting or batch.loaded.sequences:
+    while waiting or batch.sequences:
         for index in [index for index, arrival in waiting.items() if arrival <= step]:
             del waiting[index]
             batch.insert(index, requests[index])
         step += 1
-        for key, outcome in list(batch.step()) if batch.loaded.sequences else ():
+        for key, outcome in list(batch.step()) if batch.sequences else ():
             match outcome:
                 case TokenDelta(token, _, logprobs):
                     found[key].tokens.append(token)
@@ -97,7 +97,7 @@ def generate(
                     found[key].error = outcome
         for index in [index for index, limit in limits.items() if len(found[index].tokens) >= limit]:
             del limits[index]
-            if index in batch.loaded.sequences:
+            if index in batch.sequences:
                 batch.remove(index)
     return found
 

@@ -13,7 +13,7 @@ from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.base import Finished, GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.jobs import Generation
-from mlx_backend.engine.mlx import follow_engine, load_engine, rank
+from mlx_backend.engine.mlx import follow_engine, load_engine, rank_and_count
 from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError
 
@@ -22,7 +22,7 @@ def main(model: str, options: dict[str, Any]) -> int:
     """Follow, or generate until the input ends."""
     logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stderr)
     try:
-        if rank():
+        if rank_and_count()[0]:
             return follow_engine(model, **options)
         engine = load_engine(model, **options)
     except EngineError as error:

@@ -204,14 +204,14 @@ def _follower(arguments: argparse.Namespace) -> Callable[[], int] | None:
     """Return what this process does if it was launched to share a model and is not the first; None otherwise."""
     if distributed_backend() is None:
         return None
-    from mlx_backend.engine.mlx import follow_engine, rank
+    from mlx_backend.engine.mlx import follow_engine, rank_and_count
 
     model, options = named_model_of(arguments), serve_options_of(arguments)
     others = options.config or options.models_dir or options.hf_cache
     if model is None or others or options.embedding_model or options.rerank_model:
         raise ConfigurationError("Several processes share one model: name it with --model, and no others.")
     engine_options = replace(model.options(engine_options_of(arguments)), allow_download=True)
-    if rank(engine_options.blas) == 0:
+    if rank_and_count(engine_options.blas)[0] == 0:
         return None
     return lambda: follow_engine(model.source, engine_options)
 
@@ -287,9 +287,9 @@ def _models(
 def _ranks(options: EngineOptions) -> int:
     if distributed_backend() is None:
         return 1
-    from mlx_backend.engine.mlx import rank_count
+    from mlx_backend.engine.mlx import rank_and_count
 
-    return rank_count(options.blas)
+    return rank_and_count(options.blas)[1]
 
 
 def _fetch(source: str, on_progress: Callable[[int, int], None]) -> None:

@@ -17,7 +17,8 @@ ROW_MAJOR, PLAIN, TRANSPOSED = 101, 111, 112
 # m, n, k: a row and a column by themselves, sizes of which no kernel's blocks are a divisor, and one for all threads
 SMALL = ((1, 130, 257), (65, 1, 70), (5, 7, 3), (33, 65, 129))
 LARGE = (258, 129, 259)
-_PADDING = 3  # between the rows
+# Elements between the rows.
+_PADDING = 3
 # A library of 32-bit integers does not see the upper half of a register. One of 64-bit integers sees a row that is
 # longer than the matrix, and refuses.
 _UPPER_HALF = 1 << 32

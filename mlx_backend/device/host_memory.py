@@ -1,7 +1,7 @@
 """Memory that the process has freed and its C library still holds.
 
 glibc gives every thread an arena of its own and keeps what was freed in it: ten requests of a few megabytes, each
-prepared in another thread, leave gigabytes behind. It also raises, with every large block that is freed, the size from
+prepared in another thread, leave gigabytes. It also raises, with every large block that is freed, the size from
 which on a block is mapped on its own and goes back when it is freed: the buffers of a network, which on a CPU come from
 malloc, soon lie among small blocks that stay. Other C libraries give memory back by themselves; there nothing is done.
 """
@@ -15,8 +15,8 @@ from typing import Any
 
 # Parameters of <malloc.h>, and their values.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_FREE_AT_THE_END = 1 << 20  # bytes of an arena, above which they go back
-_MAPPED_FROM = 256 << 10  # bytes of a block
+# Free bytes at the end of an arena above which they go back, and bytes of a block from which on it is mapped by itself.
+_FREE_AT_THE_END, _MAPPED_FROM = 1 << 20, 256 << 10
 _ARENAS = 2
 
 

@@ -2,16 +2,21 @@
 
 Every module that does not itself import MLX imports one that does in this block; a test checks that. Logs which BLAS
 is used.
+
+`mlx_lm.utils` sets the limit on open files to 2,048, with 4,096 as the hard limit, for models with many files. That
+lowers a limit that was raised for connections, takes away the right to raise it again, and fails where the hard limit
+is lower, so that no model could be loaded there.
 """
 
 from __future__ import annotations
 
 import logging
+import resource
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mlx_backend.device.blas import use_fast_blas
-from mlx_backend.device.open_files import file_limit_only_raised
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +24,32 @@ if TYPE_CHECKING:
     from mlx_backend.device.blas import Blas, BlasChoice
 
 log = logging.getLogger(__name__)
+
+
+_lock = threading.Lock()
+
+
+@contextmanager
+def file_limit_only_raised() -> Iterator[None]:
+    """Within the block `resource.setrlimit` raises the soft limit on open files as far as allowed, and lowers none."""
+    with _lock:  # what is replaced is the whole process's
+        original = resource.setrlimit
+
+        def raise_only(which: int, limits: tuple[int, int], /) -> None:
+            if which != resource.RLIMIT_NOFILE:
+                original(which, limits)
+                return
+            soft, hard = resource.getrlimit(which)
+            wanted = limits[0] if hard == resource.RLIM_INFINITY else min(limits[0], hard)
+            if soft != resource.RLIM_INFINITY and wanted > soft:
+                original(which, (wanted, hard))
+
+        resource.setrlimit = raise_only
+        try:
+            yield
+        finally:
+            resource.setrlimit = original
+
 
 _ADVICE = (
     "which makes prompts many times slower. Install an optimised BLAS (Debian and Ubuntu: apt install "

@@ -12,7 +12,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-MIN_MACOS = 14  # the oldest that MLX is built for
+MIN_MACOS = 14
+"""The oldest version that MLX is built for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,26 +6,34 @@ admitted in the same order every time and on every machine of a group. Knows nei
 Other models may have the memory of what a model has only cached (`cached`), for possible use later. A model that lacks
 memory asks for it, the models that have cached something are notified (`on_change`), and each evicts its own on its own
 thread. The model that asked is notified when memory has been freed, and asks again if that was too little.
+
+A model whose weights do not fit is refused in words (`too_large`): both sizes, and what can be done.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mlx_backend.byte_cache import CacheBudget
+from mlx_backend.device.machine import this_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from mlx_backend.device.machine import Machine
     from mlx_backend.device.pressure import Pressure
 
-WORKING_SET_SHARE = 0.9  # of what the device recommends, for models and caches together
-RAM_SHARE = 0.7  # of the machine's memory, where the device recommends nothing
-MARGIN = 0.05  # of the limit, for what is neither weights nor KV caches: the host's caches, and a step's working memory
-HOST_CACHE_SHARE = 0.01  # of the limit, out of that margin
-MAX_HOST_CACHE_BYTES = 512 << 20  # more would save no more work
+WORKING_SET_SHARE = 0.9
+"""Share of what the device recommends, for models and caches together."""
+RAM_SHARE = 0.7
+"""Share of the machine's memory, where the device recommends nothing."""
+MARGIN = 0.05
+"""Share of the limit for what is neither weights nor KV caches: the host's caches, and a step's working memory."""
+HOST_CACHE_SHARE, MAX_HOST_CACHE_BYTES = 0.01, 512 << 20
+"""What of that margin the host's caches may take: a share of the limit, and bytes; more would save no more work."""
 _UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB"))
 
 
@@ -85,7 +93,7 @@ class MemoryBudget:
         return reservation
 
     def others(self, reservation: MemoryReservation) -> list[MemoryReservation]:
-        """Return the open reservations beside this one."""
+        """Return the other open reservations."""
         return [each for each in self._open() if each is not reservation]
 
     def release(self, reservation: MemoryReservation) -> None:
@@ -97,7 +105,7 @@ class MemoryBudget:
         self.on_freed(reservation, reservation.total)
 
     def on_freed(self, reservation: MemoryReservation, nbytes: int) -> None:
-        """Notify the models that have asked for memory: this reservation takes so many bytes less."""
+        """Notify the models that have asked for memory: this reservation takes `nbytes` less."""
         for other in self.others(reservation):
             with self._guard:
                 has_asked = other.asked > 0
@@ -163,7 +171,7 @@ class MemoryReservation:
         self.ask_for_excess()
 
     def set_working(self, nbytes: int, cached: int = 0) -> None:
-        """Set how much is reserved beside the weights, and how much of that is only cached.
+        """Set how much is reserved in addition to the weights, and how much of that is only cached.
 
         Without effect once the reservation is closed.
         """
@@ -172,9 +180,9 @@ class MemoryReservation:
             self._budget.on_freed(self, freed)
 
     def ask(self, nbytes: int) -> None:
-        """Ask the other models to give up so many cached bytes; they do so soon, if they have them.
+        """Ask the other models to give up `nbytes` that they have cached; they do so soon, if they have them.
 
-        Nobody is told of what was freed just before: look at `room` again before waiting.
+        It does not hear of what was freed just before: look at `room` again before waiting.
         """
         self._budget.set_asked(self, nbytes)
         for other in self._budget.others(self):
@@ -208,3 +216,59 @@ def format_bytes(count: int) -> str:
     unit, name = next((each for each in _UNITS if count >= each[0]), _UNITS[-1])
     value = count / unit
     return f"{value:.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
+
+
+MIN_FOR_THE_REST = 2 << 30
+"""Bytes that macOS and other programs cannot do without."""
+MIN_FOR_CACHES = 1 << 30
+"""Bytes that a model that is recommended leaves for caches."""
+_WIRED_STEP = 512
+"""Megabytes to which a limit for macOS is rounded up."""
+
+
+def too_large(
+    name: str,
+    weights: int,
+    limit: int,
+    *,
+    is_given: bool,
+    smaller: Sequence[tuple[str, int]] = (),
+    machine: Machine | None = None,
+) -> str:
+    """Say that `weights` bytes do not fit within `limit`, which is for models and caches together.
+
+    `is_given`: the limit is that of --memory-gb, not what the system recommends. `smaller` are models by name with
+    the bytes of their weights, the best first; the first that fits is named.
+    """
+    machine = machine or this_machine()
+    room = room_for_weights(limit)
+    needed = math.ceil(weights / (1 - MARGIN) / (1 << 30))  # as --memory-gb
+    parts = [f"The model {name!r} needs {format_bytes(weights)} of memory for its weights alone,"]
+    if is_given:
+        parts.append(f"and --memory-gb {limit / (1 << 30):.3g} leaves {format_bytes(room)} for weights.")
+    else:
+        # Elsewhere the limit may be a GPU's, and the machine's memory another.
+        total = f" of the {format_bytes(machine.memory)}" if machine.is_mac else ""
+        parts.append(f"and models may use {format_bytes(room)}{total} here.")
+    if fitting := [each for each in smaller if each[1] + MIN_FOR_CACHES <= room]:
+        parts.append(f"A smaller one that fits: {fitting[0][0]} ({format_bytes(fitting[0][1])}).")
+    if machine.is_mac and needed << 30 > machine.memory:
+        return " ".join(parts)
+    if machine.is_mac and not is_given:
+        parts += _advice_for_macs(weights, needed, machine)
+    else:
+        parts.append(f"If there is more memory, --memory-gb {needed} raises the limit.")
+    return " ".join(parts)
+
+
+def _advice_for_macs(weights: int, needed: int, machine: Machine) -> Iterator[str]:
+    """Yield the command that lets the GPU use enough, if enough is left for the rest, and how to insist."""
+    megabytes = weights / (1 - MARGIN) / WORKING_SET_SHARE / (1 << 20)
+    rounded = _WIRED_STEP * math.ceil(megabytes / _WIRED_STEP)
+    rest = machine.memory - (rounded << 20)
+    if rest >= MIN_FOR_THE_REST:
+        yield (
+            f"`sudo sysctl iogpu.wired_limit_mb={rounded}` lets models use enough until the next restart of the "
+            f"Mac, and leaves {format_bytes(rest)} for everything else."
+        )
+    yield f"--memory-gb {needed} loads it regardless; the Mac may then swap, and answer very slowly."

@@ -1,4 +1,4 @@
-"""What MLX reports about the device, and what loads a network's weights onto it.
+"""What MLX reports about the device, where it stores compiled kernels, and what loads a network's weights.
 
 Engines and embedding models both need this, and neither may import the other's modules. Knows no requests and no
 caches.
@@ -7,6 +7,11 @@ caches.
 from __future__ import annotations
 
 import logging
+import os
+import re
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -20,8 +25,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_CACHED_SHARE = 1 / 8  # of an NVIDIA GPU's memory, that MLX may hold in freed buffers
-_CHUNK_BYTES = 1 << 30  # of weights that are read between two reports
+MAX_CACHED_SHARE = 1 / 8
+"""Share of an NVIDIA GPU's memory that MLX may hold in freed buffers."""
+_CHUNK_BYTES = 1 << 30
+"""Bytes of weights that are read between two reports."""
 _ADAPTER_PARTS = ("lora_a", "lora_b", "m")
 
 
@@ -64,7 +71,7 @@ def working_set_limit() -> int | None:
 
 
 def set_wired_limit(limit: int) -> None:
-    """Let MLX keep so many bytes resident. Only on macOS 15 or newer does this do anything."""
+    """Let MLX keep `limit` bytes resident. Only on macOS 15 or newer does this do anything."""
     mx.synchronize()
     mx.clear_cache()  # so that freed buffers are not wired in place of weights
     mx.set_wired_limit(limit)
@@ -113,3 +120,43 @@ def load_weights(network: Any, on_progress: Callable[[float], None]) -> None:
             done += sum(each.nbytes for each in chunk)
             chunk = []
             on_progress(0.95 * done / total)
+
+
+# Read by MLX when it compiles or loads its first kernel.
+KERNEL_FOLDER_VARIABLE = "MLX_PTX_CACHE_DIR"
+
+
+def keep_compiled_kernels() -> None:
+    """Have MLX store the kernels that it compiles for an NVIDIA GPU in the user's cache folder.
+
+    Compiling them takes minutes the first time. MLX's own folder below /tmp is emptied when the machine starts, and
+    other users of the machine could put files there that MLX would then run. Where the variable names a folder, that is
+    used. Each version of MLX and kind of GPU gets a folder of its own: MLX tells its files apart by the kernels' names
+    alone.
+    """
+    name = gpu_name()
+    if not name or KERNEL_FOLDER_VARIABLE in os.environ:
+        return
+    device = re.sub(r"\W+", "-", name)
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(root).expanduser() / "mlx-backend" / "cuda" / f"mlx-{version('mlx')}-{device}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove_incomplete(folder)
+    except (OSError, RuntimeError) as error:  # no home folder
+        log.debug("Compiled kernels stay in MLX's own folder: %s", error)
+        return
+    os.environ[KERNEL_FOLDER_VARIABLE] = str(folder)
+
+
+def _remove_incomplete(folder: Path) -> None:
+    """Remove kernels that were only partly written: MLX would try, and fail, to load them every time.
+
+    MLX writes a kernel, then the names in it, and its source last.
+    """
+    for kernel in folder.glob("*.ptx"):
+        source = kernel.with_suffix(".cu")
+        if not source.is_file() or not source.stat().st_size:
+            log.info("A compiled kernel was only partly written, and will be compiled again: %s", kernel.name)
+            with suppress(FileNotFoundError):  # another process may have removed it
+                kernel.unlink()

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 type Wired = Literal["auto", "on", "off"]
 
-AUTO_SHARE = 0.5  # of the recommended working set: above this, "auto" wires the weights
+AUTO_SHARE = 0.5
+"""Share of the recommended working set above which "auto" wires the weights."""
 
 
 class WiredMemory:
@@ -48,7 +49,7 @@ class WiredMemory:
         self._limit = 0  # MLX's own default
 
     def add(self, weights: int) -> WiredWeights:
-        """Count a model of so many bytes in, until it is closed. Call this once its weights are in memory."""
+        """Count a model in by the bytes of its weights, until it is closed. Call this once they are in memory."""
         model = WiredWeights(self, weights)
         if self._choice != "off":
             with self._guard:

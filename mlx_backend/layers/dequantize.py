@@ -25,13 +25,15 @@ from mlx_backend.device.mlx import prepares_for_lengths
 log = logging.getLogger(__name__)
 
 TIMED_RUNS = 3
-MAX_THREADS, MIN_THREADS = 256, 64  # of a block
+MAX_THREADS, MIN_THREADS = 256, 64
+"""Threads of a block."""
 WORD_BITS = 32
 # MLX puts the output of a custom kernel into memory that the processor can use too (cudaMallocManaged), which the GPU
 # has to fetch page by page: chunks took twice as long. With an initial value, whatever it is, the output is put into
 # the GPU's own memory, as all other arrays are.
 IN_GPU_MEMORY: Final = 0
-MAX_WORDS = 1 << 31  # that a grid may have
+MAX_WORDS = 1 << 31
+"""Words that a grid may have."""
 
 type Dequantizer = Callable[[Any, mx.Dtype, int | None], mx.array]
 """Takes a layer, the dtype of its activations, and an expert's number if only that expert's weights are wanted."""

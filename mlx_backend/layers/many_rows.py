@@ -5,9 +5,10 @@ Weights are dequantised, and the rows of a mixture of experts are grouped by exp
 MLX's kernels for quantised weights are made for the few tokens of a decode step. Given many, its CUDA backend
 multiplies the rows of a mixture of experts one by one, and its CPU backend multiplies all rows one by one. It can be
 many times faster to dequantise a whole layer, multiply, and free that memory again. Rows of experts that are not
-quantised are multiplied one by one on a CPU too, and slowly with CUDA, although the rows of one expert could be
-multiplied as one matrix. What is faster depends on the device, the shape and the format, so each kind of layer is timed
-with both implementations when a model is loaded. On a Mac MLX's own kernels are used: they are made for many rows too.
+quantised are multiplied one by one on a CPU too, and slowly with CUDA: 2.0 ms for 8,192 rows, sorted by 32 experts, and
+matrices of 2,880 x 2,880 in bfloat16 on an H100, where it takes 0.9 ms in blocks of rows (`RowBlocks`). What is faster
+depends on the device, the shape and the format, so each kind of layer is timed with both implementations when a model
+is loaded. On a Mac MLX's own kernels are used: they are made for many rows too.
 
 The sources of the layers it replaces are in `KNOWN_SOURCES` (engine/mlx/mlx_lm_patches.py).
 """
@@ -15,6 +16,9 @@ The sources of the layers it replaces are in `KNOWN_SOURCES` (engine/mlx/mlx_lm_
 from __future__ import annotations
 
 import logging
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -23,27 +27,192 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-from mlx_backend.device.mlx import is_gpu
+from mlx_backend.device.mlx import gpu_memory, is_gpu
 from mlx_backend.layers.dequantize import dequantized, fastest_dequantizer
-from mlx_backend.layers.many_rows_state import ManyRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mlx_backend.layers.dequantize import Dequantizer
 
 log = logging.getLogger(__name__)
 
+
+BLOCK = 64
+"""Rows of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlocks:
+    """Rows of a mixture of experts in blocks of one expert each, and where they are in those.
+
+    Each expert's rows are padded to whole blocks, which makes at most one more block for each expert. How many rows an
+    expert has is not read back: nothing here waits for the device.
+
+    `sources` ([blocks * BLOCK]) has the row at each place, any row where a block is padded. `experts` ([blocks]) has
+    the expert of each block, and `places` ([rows]) the place of each row.
+    """
+
+    sources: mx.array
+    experts: mx.array
+    places: mx.array
+
+    @classmethod
+    def of(cls, indices: mx.array, num_experts: int) -> RowBlocks:
+        """Arrange rows that are sorted by expert; `indices` ([rows]) has the expert of each."""
+        rows = indices.size
+        num_blocks = rows // BLOCK + min(rows, num_experts)
+        # With few kinds of operations: CUDA takes up to a minute to compile each, the first time on a machine.
+        experts = mx.arange(num_experts, dtype=mx.uint32)
+        counts = _counts(indices[None] == experts[:, None])
+        blocks = (counts + BLOCK - 1) // BLOCK
+        is_before = experts[:, None] > experts[None]
+        first_rows, first_places = ((is_before * each).sum(axis=1) for each in (counts, blocks * BLOCK))
+        places = mx.arange(rows, dtype=mx.int32) + (first_places - first_rows)[indices]
+        # The outputs of blocks after the last row's are never used.
+        starts = BLOCK * mx.arange(num_blocks, dtype=mx.int32)
+        block_experts = _counts(starts[:, None] >= first_places[None]) - 1
+        block_rows = starts + (first_rows - first_places)[block_experts]
+        sources = (block_rows[:, None] + mx.arange(BLOCK, dtype=mx.int32)).reshape(-1)
+        return cls(mx.minimum(sources, rows - 1), block_experts.astype(mx.uint32), places)
+
+    def multiply(self, x: mx.array, weights: mx.array) -> mx.array:
+        """Multiply rows ([rows, 1, inputs]) by their experts' weights ([experts, outputs, inputs])."""
+        blocks = x[:, 0][self.sources].reshape(-1, BLOCK, x.shape[-1])
+        outputs = mx.gather_mm(blocks, weights.swapaxes(-1, -2), rhs_indices=self.experts)
+        return outputs.reshape(-1, outputs.shape[-1])[self.places][:, None]
+
+
+def _counts(which: mx.array) -> mx.array:
+    return which.astype(mx.int32).sum(axis=1)
+
+
+MAX_PENDING_BYTES, MAX_PENDING_SHARE = 1 << 27, 1 / 16
+"""The most dequantised weights that wait to be freed, and as a share of a GPU's memory: each wait stalls it briefly."""
+
+
+class _WithoutProducts:
+    """A run in which no layer multiplies."""
+
+    def __init__(self, nan_from: int | None) -> None:
+        self.calls: list[nn.Module] = []
+        self._nan_from = nan_from
+
+    def outputs_of(self, layer: nn.Module) -> float:
+        """Note the call of a layer and return the value of its outputs."""
+        is_nan = self._nan_from is not None and len(self.calls) >= self._nan_from
+        self.calls.append(layer)
+        # Not 0: Gemma 3n divides by the root mean square of an output.
+        return math.nan if is_nan else 1.0
+
+
+class ManyRows:
+    """What the replaced layers share.
+
+    They use their implementation for many rows while `is_enabled`, each from its own number of rows on; `min_rows` is
+    the smallest of these. Their dequantised weights would take `dequantized_bytes` together, those of the largest layer
+    `largest_layer_bytes`.
+    """
+
+    def __init__(self) -> None:
+        self.min_rows = 0
+        self.has_experts = False  # whose rows are tokens times experts per token
+        self.is_enabled = True
+        self.dequantized_bytes = self.largest_layer_bytes = 0
+        self.was_used = False  # since the caller last set it to False
+        self._without: _WithoutProducts | None = None
+        self._skips_unread = False
+        self._max_pending = int(gpu_memory() * MAX_PENDING_SHARE) or MAX_PENDING_BYTES
+        self._pending = 0  # bytes that have been dequantised since an output was waited for
+        self._arranged: tuple[mx.array, RowBlocks] | None = None
+        self._is_forced = False
+
+    @property
+    def max_pending_bytes(self) -> int:
+        """The most bytes that may wait to be freed, without those of the layer that is computed."""
+        return min(self._max_pending, self.dequantized_bytes)
+
+    @property
+    def max_dequantized_bytes(self) -> int:
+        """The most bytes that dequantised weights may take at a time."""
+        return self.max_pending_bytes + self.largest_layer_bytes
+
+    @contextmanager
+    def always(self) -> Iterator[None]:
+        """Use the implementation for many rows for any number of rows, and wait for each layer."""
+        self._is_forced = True
+        try:
+            yield
+        finally:
+            self._is_forced = False
+
+    @contextmanager
+    def without_products(self, nan_from: int | None = None) -> Iterator[list[nn.Module]]:
+        """Compute none of the layers' products, only what comes between them: all outputs are 1.
+
+        From call number `nan_from` on, they are NaN. Yields the layers that are called, in the order of their calls.
+        """
+        self._without = _WithoutProducts(nan_from)
+        try:
+            yield self._without.calls
+        finally:
+            self._without = None
+
+    @contextmanager
+    def without_unread(self) -> Iterator[None]:
+        """Compute no products of layers whose `is_unread` is set, for a run of which only the caches are needed.
+
+        MLX never computes what nothing reads. But these layers wait for many rows, to free weights, or on a CPU to see
+        each row's expert, and everything that such a layer's inputs need would be computed for that.
+        """
+        self._skips_unread = True
+        try:
+            yield
+        finally:
+            self._skips_unread = False
+
+    def outputs_instead(self, layer: Any) -> float | None:
+        """Return what all outputs of a layer are in place of its products; None if it is to multiply."""
+        if self._without is not None:
+            return self._without.outputs_of(layer)
+        return 0.0 if self._skips_unread and layer.is_unread else None
+
+    def applies(self, rows: int, min_rows: int) -> bool:
+        """Whether a layer should use the implementation for many rows."""
+        if not self.is_enabled or not (self._is_forced or rows >= min_rows):
+            return False
+        self.was_used = True
+        return True
+
+    def blocks_of(self, indices: mx.array, num_experts: int) -> RowBlocks:
+        """Return the blocks of rows whose experts are given. A layer's three matrices get the same `indices`."""
+        if self._arranged is None or self._arranged[0] is not indices:
+            self._arranged = indices, RowBlocks.of(indices, num_experts)
+        return self._arranged[1]
+
+    def wait_for(self, output: mx.array, nbytes: int) -> None:
+        """Wait for an output if much has been dequantised: MLX can free it only when the output is computed."""
+        self._pending += nbytes
+        if self._is_forced or self._pending > self._max_pending:
+            mx.eval(output)
+            self._pending = 0
+
+
 # Timed in this order until the implementation for many rows is faster.
 ROW_COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
-MIN_ROWS_ON_GPU = 64  # so that decode steps stay as they are
-MIN_GAIN = 1.25  # how many times faster it has to be
-MIN_WEIGHTS = 1 << 16  # smaller layers are left alone
-# Of the outputs, as a share of their root mean square; rounding in half precision makes less than 0.01.
+MIN_ROWS_ON_GPU = 64
+"""Rows from which on it is used on a GPU: decode steps stay as they are."""
+MIN_GAIN = 1.25
+"""How many times as fast it has to be."""
+MIN_WEIGHTS = 1 << 16
+"""Weights of a layer; smaller ones are left alone."""
 MAX_DIFFERENCE = 0.05
+"""Of the outputs, as a share of their root mean square; rounding in half precision makes less than 0.01."""
 TIMED_RUNS = 3
-MAX_TIMED_SECONDS = 0.2  # if MLX's own implementation takes longer, no larger number of rows is timed
-MAX_OUTPUTS = 128  # of a layer that are timed on a CPU; the ratio is the same for all outputs
+MAX_TIMED_SECONDS = 0.2
+"""Time of MLX's own implementation beyond which no larger number of rows is timed."""
+MAX_OUTPUTS = 128
+"""Outputs of a layer that are timed on a CPU; the ratio is the same for all of them."""
 
 
 class ManyRowsLinear(nn.QuantizedLinear):  # type: ignore[misc]  # MLX's modules have no types
@@ -272,7 +441,7 @@ def _copy(layer: Any, kind: Any) -> Any:
 
 
 def _inputs(layer: Any, rows: int, dtype: mx.Dtype) -> tuple[Any, ...]:
-    """Return what a layer is called with for so many rows, which are spread over all of its experts."""
+    """Return what a layer is called with for `rows`, which are spread over all of its experts."""
     width = layer.scales.shape[-1] * layer.group_size if "scales" in layer else layer.weight.shape[-1]
     x = mx.random.normal((rows, 1, width), key=mx.random.key(rows)).astype(dtype)
     if isinstance(layer, nn.QuantizedLinear):

@@ -15,7 +15,7 @@ import mlx.core as mx
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mlx_backend.layers.many_rows_state import ManyRows
+    from mlx_backend.layers.many_rows import ManyRows
 
 
 def find_unread(many_rows: ManyRows, run: Callable[[], Sequence[mx.array]]) -> int:

@@ -276,12 +276,13 @@ def turns(options: argparse.Namespace) -> None:
     """Print first tokens and the time between tokens of turns that are cached but for their last tokens."""
     bare, ours = Bare(options.model), Ours(options.model, cache_bytes=1 << 36, memory_bytes=1 << 38)
     prompts = Prompts(4)
-    runtime = ours.engine._scheduler._batch.loaded.runtime  # type: ignore[attr-defined]  # private: caches are put there
+    runtime = ours.engine._scheduler._batch.runtime  # type: ignore[attr-defined]  # private: caches are put there
     for length in options.cached:
         context = prompts(length)
         made = filled_caches(bare.model, length)
-        runtime.prefixes.insert(context, made)
-        nbytes, copying = runtime.prefixes.nbytes, [checkpoint_seconds(bare.model, made) for _ in range(5)]
+        runtime.prefix_store.prefixes.insert(context, made)
+        nbytes = runtime.prefix_store.prefixes.nbytes
+        copying = [checkpoint_seconds(bare.model, made) for _ in range(5)]
         print(
             f"  {length} tokens are cached: {nbytes / (1 << 20):.1f} MB, {nbytes / length:.0f} bytes a token; a "
             f"checkpoint costs {statistics.median(copying) * 1e3:.1f} ms",
@@ -304,7 +305,7 @@ def turns(options: argparse.Namespace) -> None:
         ours.turn(
             prompts(2), 1
         )  # a reply is cached after its last token was sent, but before the next request
-        runtime.prefixes.clear()
+        runtime.prefix_store.prefixes.clear()
 
 
 def copies(caches: Sequence[Any]) -> list[Any]:

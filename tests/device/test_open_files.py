@@ -13,7 +13,7 @@ import pytest
 SCRIPT = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-from mlx_backend.device.open_files import file_limit_only_raised
+from mlx_backend.device.importing import file_limit_only_raised
 with file_limit_only_raised():
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 4096))  # as mlx_lm.utils does
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))

@@ -138,7 +138,7 @@ def test_what_is_stored_of_a_reply_is_counted_before_others_are_told_that_its_me
             counted.append(reservation.cached)
             cached.append(prefixes.nbytes)
 
-        prefixes = engine._scheduler._batch.loaded.runtime.prefixes  # type: ignore[attr-defined]  # of MLX's
+        prefixes = engine._scheduler._batch.runtime.prefix_store.prefixes  # type: ignore[attr-defined]  # of MLX's
         monkeypatch.setattr(device.memory, "on_freed", note)
         list(engine.generate(GenerationRequest(prompt=[20 + at % 200 for at in range(900)], max_tokens=40)))
         list(engine.generate(REQUEST))  # by its first step the other's last has ended
@@ -149,7 +149,7 @@ def test_what_is_stored_of_a_reply_is_counted_before_others_are_told_that_its_me
 def test_cached_prompts_give_way_while_another_model_is_still_being_read(model: Path) -> None:
     """Not when it has been read: until then both would take more than the limit."""
     with load_engine(model, device=Device(LIMIT)) as alone:
-        weights = alone._scheduler._batch.loaded.runtime.weight_bytes()  # type: ignore[attr-defined]  # a Engine, declared as an Engine
+        weights = alone._scheduler._batch.runtime.weight_bytes  # type: ignore[attr-defined]  # a Engine, declared as an Engine
     device = Device(LIMIT)
     with load_engine(model, device=device, cache_bytes=LIMIT) as one:
         prompt = [20 + at % 200 for at in range(900)]

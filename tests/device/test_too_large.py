@@ -3,8 +3,7 @@
 import pytest
 
 from mlx_backend.device.machine import Machine
-from mlx_backend.device.memory import room_for_weights
-from mlx_backend.device.too_large import too_large
+from mlx_backend.device.memory import room_for_weights, too_large
 from mlx_backend.models.recommended import RECOMMENDED_MODELS
 
 GB = 1 << 30

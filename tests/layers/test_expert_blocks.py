@@ -4,8 +4,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.switch_layers import SwitchGLU
 
-from mlx_backend.layers.expert_blocks import BLOCK, RowBlocks
-from mlx_backend.layers.many_rows import use_many_rows_layers
+from mlx_backend.layers.many_rows import BLOCK, RowBlocks, use_many_rows_layers
 
 INPUTS, OUTPUTS = 32, 48
 MODULE = "mlx_backend.layers.many_rows"

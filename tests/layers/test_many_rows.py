@@ -10,12 +10,12 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from mlx_backend.layers.many_rows import (
     ROW_COUNTS,
+    ManyRows,
     ManyRowsExperts,
     ManyRowsLinear,
     ManyRowsQuantizedExperts,
     use_many_rows_layers,
 )
-from mlx_backend.layers.many_rows_state import ManyRows
 
 MODULE = "mlx_backend.layers.many_rows"
 WIDTH, OUTPUTS, EXPERTS = 64, 96, 4
@@ -231,7 +231,7 @@ def test_dequantised_weights_are_freed_before_those_of_many_other_layers_are_mad
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def peak_with(layers_pending: int) -> int:
-        monkeypatch.setattr(f"{MODULE}_state.MAX_PENDING_BYTES", layers_pending * 4 * 512**2)
+        monkeypatch.setattr(f"{MODULE}.MAX_PENDING_BYTES", layers_pending * 4 * 512**2)
         network = Layers(*(nn.Linear(512, 512, bias=False).to_quantized(64, 4) for _ in range(16)))
         return peak_memory(network, mx.ones((64, 512)))
 

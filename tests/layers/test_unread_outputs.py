@@ -7,8 +7,7 @@ import mlx.core as mx
 import pytest
 from mlx import nn
 
-from mlx_backend.layers.many_rows import use_many_rows_layers
-from mlx_backend.layers.many_rows_state import ManyRows
+from mlx_backend.layers.many_rows import ManyRows, use_many_rows_layers
 from mlx_backend.layers.unread_outputs import find_unread
 
 MODULE = "mlx_backend.layers.many_rows"

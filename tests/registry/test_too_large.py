@@ -27,7 +27,7 @@ LIMIT = int(16 * GB * 2 / 3 * 0.9)  # what models may use on such a Mac
 def server(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """A hub with one large repository, a small one and two others, asked in place of Hugging Face."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("mlx_backend.device.too_large.this_machine", lambda: MAC)
+    monkeypatch.setattr("mlx_backend.device.memory.this_machine", lambda: MAC)
     repositories: dict[str, dict[str, int | None]] = {
         LARGE: {"model-1.safetensors": 7 * 10**9, "model-2.safetensors": 5 * 10**9 + 10**8},
         "maker/small": {"model.safetensors": 5 * GB},

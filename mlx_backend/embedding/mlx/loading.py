@@ -12,8 +12,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from mlx_backend.device.compiled_kernels import keep_compiled_kernels
-from mlx_backend.device.mlx import load_weights, set_precision, weight_bytes
+from mlx_backend.device.mlx import keep_compiled_kernels, load_weights, set_precision, weight_bytes
 from mlx_backend.embedding.embedding_config import context_length, embedding_config, max_positions
 from mlx_backend.embedding.mlx.bert import ACTIVATIONS, Bert
 from mlx_backend.embedding.mlx.causal import Bidirectional, Causal, load_causal

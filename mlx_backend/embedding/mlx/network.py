@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_backend.device.memory import format_bytes, room_for_weights
+from mlx_backend.device.memory import format_bytes, room_for_weights, too_large
 from mlx_backend.device.mlx import weight_bytes
-from mlx_backend.device.too_large import too_large
 from mlx_backend.embedding.base import NetworkInfo
 from mlx_backend.embedding.mlx.causal import Causal
 from mlx_backend.embedding.mlx.loading import load_embedding_model
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from mlx_backend.embedding.base import EncodedText
     from mlx_backend.embedding.embedding_config import EmbeddingOptions, Pooling
     from mlx_backend.embedding.mlx.loading import EmbeddingModel
-    from mlx_backend.layers.many_rows_state import ManyRows
+    from mlx_backend.layers.many_rows import ManyRows
     from mlx_backend.models.model_type import ModelType
 
 RUNS_PER_CACHE_CLEAR = 64

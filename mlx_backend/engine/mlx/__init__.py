@@ -83,29 +83,18 @@ def _terminate(engine: Engine, error: EngineStopped) -> None:
         atexit.register(os._exit, 1)
 
 
-def rank(blas: BlasChoice = "auto") -> int:
-    """Return this process's rank among those that share the model; 0 if it was started alone.
+def rank_and_count(blas: BlasChoice = "auto") -> tuple[int, int]:
+    """Return this process's rank among those that share the model, and their number: 0 and 1 if it was started alone.
 
     Connects to the others first, for which MLX is imported. Raises EngineError if they cannot be found.
     """
     if distributed_backend() is None:
-        return 0
+        return 0, 1
     with importing_mlx(blas):
         from mlx_backend.engine.mlx.collectives import group
 
     found = group()
-    return found.rank() if found is not None else 0
-
-
-def rank_count(blas: BlasChoice = "auto") -> int:
-    """Return how many processes share the model. Connects to the others first, as `rank` does."""
-    if distributed_backend() is None:
-        return 1
-    with importing_mlx(blas):
-        from mlx_backend.engine.mlx.collectives import group
-
-    found = group()
-    return found.size() if found is not None else 1
+    return (found.rank(), found.size()) if found is not None else (0, 1)
 
 
 def follow_engine(model: str | Path, options: EngineOptions | None = None, **changes: Any) -> int:

@@ -1,4 +1,9 @@
-"""The batch on MLX: implements the scheduler's `Batch` by loading a model and delegating to a `LoadedBatch`.
+"""The batch on MLX: a model, loaded and unloaded, and the requests that it runs together while it is loaded.
+
+A step prefills at most one chunk and generates one token for every reply, so a running stream never waits for more
+than that chunk. Prompts that end in the chunk run together with the replies' next tokens where the network can be run
+packed, so admitting them hardly delays the replies. A reply for which memory is short is preempted, and resumed later.
+A failure in one prompt is that request's failure alone.
 
 Runs on the engine thread only (see scheduler.py), where the model is loaded too: MLX's streams belong to threads.
 Requests arrive here checked; nothing of them may raise inside a step.
@@ -6,37 +11,64 @@ Requests arrive here checked; nothing of them may raise inside a step.
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_backend.device.mlx import is_gpu
-from mlx_backend.engine.batch import ModelInfo
-from mlx_backend.engine.mlx.loaded_batch import LoadedBatch
-from mlx_backend.engine.mlx.rehearsal import rehearse
-from mlx_backend.engine.mlx.runtime import Runtime
+from mlx_backend.device.mlx import is_gpu, prepares_for_lengths
+from mlx_backend.engine.base import GenerationRequest, Sampling, TokenDelta
+from mlx_backend.engine.batch import Ended, ModelInfo
+from mlx_backend.engine.mlx.decode import BatchError, Decoder, LostCachesError
+from mlx_backend.engine.mlx.draft_pacer import DraftPacer
+from mlx_backend.engine.mlx.drafting import Drafting
+from mlx_backend.engine.mlx.packed_forward import ForwardError
+from mlx_backend.engine.mlx.prefill_queue import PrefillQueue
+from mlx_backend.engine.mlx.runtime import load_runtime
+from mlx_backend.engine.mlx.sampling import RequestSampler, text_token_mask
+from mlx_backend.engine.mlx.sequences import DecodingSequence, expected_tokens
+from mlx_backend.engine.mlx.vision.prompt_images import PromptImages, check_images
 from mlx_backend.engine.mlx.vision.tower import support_of
-from mlx_backend.errors import EngineError
+from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Generator, Iterator, Sequence
     from pathlib import Path
 
     from mlx_backend.device import Device
     from mlx_backend.device.wired import WiredWeights
-    from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.batch import Outcome
-    from mlx_backend.engine.kv_cache_budget import KVCacheBudget
-    from mlx_backend.engine.mlx.collectives import Ranks
+    from mlx_backend.engine.kv_cache_budget import ImageBytes, KVCacheBudget
+    from mlx_backend.engine.mlx.collectives import MLXRanks
+    from mlx_backend.engine.mlx.draft_pacer import DraftRecord
+    from mlx_backend.engine.mlx.kv_cache import LayerCaches
+    from mlx_backend.engine.mlx.prefill_queue import PrefillJob
+    from mlx_backend.engine.mlx.runtime import Runtime
+    from mlx_backend.engine.mlx.sequences import GeneratedToken
     from mlx_backend.models.engine_options import EngineOptions
+
+log = logging.getLogger(__name__)
+
+RESERVED_REPLY_TOKENS = 2048
+"""Tokens for which memory is reserved at a time, for a reply that outgrows its reservation."""
+STEPS_PER_CACHE_CLEAR = 512
+SHORT_REPLY_TOKENS = 32
+"""Length of a reply up to which its tokens are emitted, on a CPU, before another step is started."""
 
 
 class MLXBatch:
-    """A model that may be loaded and unloaded, and the requests it runs while it is loaded.
+    """Implements the scheduler's `Batch`.
 
-    `device` is shared with other models. With `ranks`, this process is one of several that share the model.
+    `device` is shared with other models, and its lock is held while a step computes. With `ranks`, this process is one
+    of several that share the model. `sequences` are the queued, running and preempted requests, by key. `prefill_queue`
+    and `draft_pacer` exist from `load` to `unload`.
     """
+
+    prefill_queue: PrefillQueue
+    draft_pacer: DraftPacer
 
     def __init__(
         self,
@@ -45,7 +77,7 @@ class MLXBatch:
         *,
         device: Device,
         model_id: str | None = None,
-        ranks: Ranks | None = None,
+        ranks: MLXRanks | None = None,
     ) -> None:
         if options.prefill_chunk is not None and options.prefill_chunk < 1:
             raise EngineError(f"A prefill chunk of {options.prefill_chunk} tokens is too small.")
@@ -54,32 +86,45 @@ class MLXBatch:
         self._device = device
         self._model_id = model_id
         self._ranks = ranks
-        self._loaded: LoadedBatch | None = None
+        self._runtime: Runtime | None = None
         self._wired: WiredWeights | None = None
+        self.steps = 0
+        self.sequences: dict[int, DecodingSequence] = {}
+        self._preempted: deque[DecodingSequence] = deque()
+        self._decoders: dict[str, list[Decoder]] = {}  # by adapter
 
     @property
-    def loaded(self) -> LoadedBatch:
-        """The batch of the loaded model. Only between `load` and `unload`."""
-        if self._loaded is None:
+    def runtime(self) -> Runtime:
+        """The loaded model. Only between `load` and `unload`."""
+        if self._runtime is None:
             raise RuntimeError("No model is loaded.")
-        return self._loaded
+        return self._runtime
 
     def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         """Load the model on this thread, warm it up, and see how much memory is left."""
-        runtime = Runtime(self._source, self._options, self._device, self._ranks, on_progress)
-        self._loaded = LoadedBatch(runtime, self._device.lock, self._ranks)
-        self._wired = self._device.wired.add(runtime.weight_bytes())
-        model = runtime.model
-        context_length = self._options.context_length or model.context_length
-        if is_gpu() and self._options.warm_up_seconds and self._ranks is None:
-            rehearse(self._loaded, context_length, self._options.warm_up_seconds / 2)
+        options, ranks = self._options, self._ranks
+        runtime = load_runtime(self._source, options, self._device, ranks, on_progress)
+        model = runtime.networks.model
+        tokenizer = model.tokenizer
+        context_length = options.context_length or model.context_length
+        self._runtime = runtime
+        self._wired = self._device.wired.add(runtime.weight_bytes)
+        self._text_mask = text_token_mask(tokenizer.vocabulary_size, tokenizer.special_tokens.keys())
+        self.steps = 0
+        self.prefill_queue = PrefillQueue(runtime, self._forget, shared=ranks is not None)
+        # Processes that share a model have to draft alike, whatever their times are.
+        clock = perf_counter if ranks is None else None
+        self.draft_pacer = DraftPacer(options.draft_tokens, clock, replays=runtime.abilities.replays_drafts)
+        self._computes_ahead = computes_ahead()
+        if is_gpu() and options.warm_up_seconds and ranks is None:
+            answer_warm_up_requests(self, context_length, options.warm_up_seconds / 2)
         return ModelInfo(
             model_id=self._model_id or model.name,
             context_length=context_length,
-            tokenizer=model.tokenizer,
+            tokenizer=tokenizer,
             sampling_defaults=model.sampling_defaults,
-            adapters=tuple(self._options.adapters),
-            unbatched=runtime.unbatched,
+            adapters=tuple(options.adapters),
+            unbatched=runtime.abilities.unbatched,
             image_processor=runtime.vision,
             image_support=support_of(model.folder, runtime.vision),
             available_context=partial(_available_context, runtime.cache_budget, context_length),
@@ -88,15 +133,18 @@ class MLXBatch:
         )
 
     def unload(self) -> None:
-        """Give the memory back."""
-        loaded, self._loaded = self._loaded, None
-        if loaded is not None:
-            loaded.runtime.close()
-        del loaded
+        """Give the memory back, also after a failed load."""
+        if self._runtime is not None:
+            self._runtime.close()
+            self._runtime = None
+            del self.prefill_queue, self.draft_pacer, self._text_mask
+        self.sequences.clear()
+        self._preempted.clear()
+        self._decoders.clear()
         mx.clear_cache()
-        wired, self._wired = self._wired, None
-        if wired is not None:
-            wired.close()
+        if self._wired is not None:
+            self._wired.close()
+            self._wired = None
 
     def close(self) -> None:
         """Clean up this thread's MLX streams.
@@ -106,39 +154,472 @@ class MLXBatch:
         mx.synchronize()
         mx.clear_streams()
 
+    @property
+    def rate(self) -> float | None:
+        """How many tokens a second are prefilled, as measured."""
+        return self.prefill_queue.pacer.rate
+
+    @rate.setter
+    def rate(self, rate: float | None) -> None:
+        self.prefill_queue.pacer.rate = rate
+
+    def _on_wake(self) -> None:
+        if self._runtime is not None:
+            self._runtime.prefix_store.give_up_needed()
+
+    # -- requests --------------------------------------------------------------------------------------------
+
     def admits(self, request: GenerationRequest) -> bool:
-        """Whether the request's caches fit beside those of the others. Raises EngineRefused or EngineBusy."""
-        return self.loaded.admits(request)
+        """Whether the request's caches fit next to those of the other requests.
+
+        Raises EngineRefused if they never can, EngineBusy if other models leave no room for them even alone.
+        """
+        if request.max_tokens == 0 and not self.runtime.prefix_store.enabled:
+            raise EngineRefused("No prefixes are cached here, so there is nothing to warm up.")
+        window, length = self._options.max_kv_size, len(request.prompt)
+        # What a prompt that slides leaves in its caches would depend on how it was cut into chunks.
+        if window is not None and length > window:
+            raise EngineRefused(
+                f"The prompt has {length} tokens, and --max-kv-size keeps {window}: only a reply may go beyond them. "
+                "Shorten the prompt, or start the server with a larger --max-kv-size."
+            )
+        tokens, images = self._needed_memory(request)
+        subject = f"{length} tokens of prompt and {tokens - length} of reply"
+        self.runtime.cache_budget.check(tokens, subject, images)
+        if self._preempted:
+            return False
+        asks = request.max_tokens > 0  # a warm-up takes nothing from other models
+        if not self.sequences:
+            return self.runtime.cache_budget.fits_alone(tokens, images, asks=asks)
+        return self.runtime.cache_budget.fits(tokens, self._adapter_of(request), images.seeing, asks=asks)
 
     def insert(self, key: int, request: GenerationRequest) -> None:
         """Queue a request for prefill."""
-        self.loaded.insert(key, request)
+        tokenizer = self.runtime.networks.model.tokenizer
+        sampler = RequestSampler(request, self._text_mask)
+        sequence = DecodingSequence(
+            key,
+            request,
+            sampler,
+            tokenizer.detokenizer(),
+            list(request.prompt),
+            tokenizer.end_tokens,
+            self._adapter_of(request),
+            images=PromptImages(request.images, self.runtime.vision),
+            penalties=sampler.penalty_state(()),
+            drafter=self.runtime.drafter(),
+        )
+        tokens, _ = self._needed_memory(request)
+        self._enqueue(sequence, tokens)
 
     def ready(self) -> bool:
         """Whether a step would do anything. It does, as long as there is a request."""
         return True
 
-    def step(self) -> Iterator[tuple[int, Outcome]]:
-        """Prefill one chunk, and generate one token for every reply."""
-        return self.loaded.step()
-
     def remove(self, key: int) -> None:
         """Drop a cancelled request."""
-        self.loaded.remove(key)
+        sequence = self.sequences[key]
+        if sequence in self._preempted:
+            self._preempted.remove(sequence)
+        else:
+            self._detach(sequence)
+        self._forget(sequence)
 
-    def _on_wake(self) -> None:
-        if self._loaded is not None:
-            self._loaded.prefix_store.give_up_needed()
+    def _needed_memory(self, request: GenerationRequest) -> tuple[int, ImageBytes]:
+        """Return for how many tokens and which images a request needs memory. Raises EngineRefused for its images.
 
-    @property
-    def rate(self) -> float | None:
-        """How many tokens a second are prefilled, as measured."""
-        return self.loaded.prefill_queue.pacer.rate
+        Where a reply's length is only expected, and not asked for, it needs no more than this model leaves; at least
+        one token. What other models' requests leave now is no measure: the reply would grow into their memory, since
+        none is cut short for them.
+        """
+        images = check_images(request, self.runtime.vision)
+        tokens = expected_tokens(request)
+        if request.expected_tokens is not None:
+            tokens = self.runtime.cache_budget.fitting_ever(tokens, len(request.prompt) + 1, images)
+        return tokens, images
 
-    @rate.setter
-    def rate(self, rate: float | None) -> None:
-        self.loaded.prefill_queue.pacer.rate = rate
+    def _enqueue(self, sequence: DecodingSequence, tokens: int) -> None:
+        self.runtime.cache_budget.reserve(
+            sequence.key, tokens, sequence.adapter, sequence.images.seeing_bytes(0)
+        )
+        try:
+            self.runtime.prefix_store.evict_to_fit()
+        except Exception:  # as it may be where other processes share the model
+            self._forget(sequence)
+            raise
+        self.prefill_queue.add(sequence)
+        self.sequences[sequence.key] = sequence
+
+    def _detach(self, sequence: DecodingSequence) -> None:
+        """Take a sequence out of the prefill queue, or out of its decoder."""
+        if self.prefill_queue.remove(sequence):
+            return
+        for decoder in self._decoders.get(sequence.adapter, ()):
+            if sequence in decoder.all_sequences:
+                self._leave(decoder, [sequence])
+        self._drop_empty_decoders(sequence.adapter)
+
+    def _adapter_of(self, request: GenerationRequest) -> str:
+        return request.adapter or self._options.adapter or ""
+
+    # -- the step --------------------------------------------------------------------------------------------
+
+    def step(self) -> Iterator[tuple[int, Outcome]]:
+        """Prefill one chunk, admit the prompts that are due, and generate one token for every reply.
+
+        In this order, because sequences are admitted between two decode steps: so their first tokens do not wait for
+        one more step of the others.
+        """
+        with self._device.lock:
+            self.steps += 1
+            if self.steps % STEPS_PER_CACHE_CLEAR == 0:
+                mx.clear_cache()
+            self._resume_preempted()
+            due = (yield from self._prefill()) if self.prefill_queue.jobs else []
+            for adapter in dict.fromkeys([*self._decoders, *(job.sequence.adapter for job in due)]):
+                own = [
+                    job for job in due if job.sequence.adapter == adapter and job in self.prefill_queue.jobs
+                ]
+                yield from self._decode(adapter, own)
+            if due and not (self.prefill_queue.jobs and self._computes_ahead):
+                # If prompts are queued, their run is started before these are emitted, so that the device never idles.
+                yield from self._emit_first_tokens()
+            if not self._computes_ahead:
+                yield from self._emit_sampled()
+            self.runtime.prefix_store.report_usage()
+
+    def _prefill(self) -> Generator[tuple[int, Outcome], None, list[PrefillJob]]:
+        """Prefill one chunk; return the prompts of which only the last chunks are left, which are due now."""
+        step = self.prefill_queue.plan_step(is_decoding=bool(self._decoders))
+        if step.chunks or step.seeing:  # no first token waits for those
+            yield from self._emit_first_tokens()
+            self.draft_pacer.on_interruption()
+        yield from self.prefill_queue.prefill(step)
+        return step.finishing
+
+    def _decode(self, adapter: str, due: Sequence[PrefillJob]) -> Iterator[tuple[int, Outcome]]:
+        """Generate one token for every reply of an adapter, and admit the prompts whose last chunks are due."""
+        self._merge_admitted(adapter)
+        stepped: Decoder | None = None
+        if due and self.runtime.abilities.can_pack and not any(job.sequence.is_alone for job in due):
+            decoder = self._decoder_for(due[0].sequence)
+            try:
+                generated = decoder.step([self.prefill_queue.prefilled_sequence(job) for job in due])
+            except ForwardError as error:
+                if not decoder.all_sequences and len(due) == 1:
+                    yield self.prefill_queue.fail(due[0], error)
+                    return
+                self.prefill_queue.on_packed_failure(error)
+            else:
+                stepped = decoder
+                yield from self._admit(adapter, decoder, due)
+                yield from self._deliver(adapter, decoder, generated)
+        for job in due if stepped is None else ():
+            self._merge_admitted(adapter)
+            decoder = self._decoder_for(job.sequence)
+            try:
+                decoder.admit([self.prefill_queue.prefilled_sequence(job)])
+            except ForwardError as error:
+                yield self.prefill_queue.fail(job, error)
+            else:
+                yield from self._admit(adapter, decoder, [job])
+        if stepped is None:
+            self._merge_admitted(adapter)
+        for decoder in list(self._decoders.get(adapter, ())):
+            # The one before may have had to preempt its only reply.
+            if decoder is not stepped and decoder.all_sequences:
+                yield from self._step(adapter, decoder)
+
+    def _step(self, adapter: str, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
+        try:
+            generated = decoder.step()
+        except BatchError as error:
+            log.warning(
+                "Replies could not be decoded together, and are now decoded alone: %r", error.__cause__
+            )
+            try:
+                alone = decoder.split()
+            except LostCachesError as lost:
+                alone = []
+                self._prefill_again(lost)
+            self._decoders[adapter] += alone
+            for each in alone:
+                if each.all_sequences:  # the one before may have had to preempt it
+                    yield from self._step(adapter, each)
+            self._drop_empty_decoders(adapter)
+        except LostCachesError as lost:
+            if lost.sequences[0].is_alone:
+                yield self._fail(lost.sequences[0], lost.__cause__)
+            else:
+                self._prefill_again(lost)
+            self._drop_empty_decoders(adapter)
+        else:
+            yield from self._deliver(adapter, decoder, generated)
+
+    def _merge_admitted(self, adapter: str) -> None:
+        """Merge the caches of sequences admitted last with those of the replies they join."""
+        for decoder in list(self._decoders.get(adapter, ())):
+            self._decoders[adapter] += decoder.merge_admitted()
+        self._drop_empty_decoders(adapter)
+
+    def _decoder_for(self, sequence: DecodingSequence) -> Decoder:
+        """Return the sequence's decoder: the one that runs its network, if it can be batched, or a new one."""
+        decoders = [
+            decoder
+            for decoder in self._decoders.get(sequence.adapter, ())
+            if not any(each.is_alone for each in decoder.all_sequences)
+        ]
+        if decoders and self.runtime.abilities.can_batch and not sequence.is_alone:
+            return decoders[-1]
+        return Decoder(
+            self.runtime.networks.by_adapter[sequence.adapter],
+            can_pack=self.runtime.abilities.can_pack,
+            drafting=Drafting(self.draft_pacer) if sequence.drafter is not None else None,
+            agree=self._ranks.broadcast if self._ranks is not None else None,
+        )
+
+    def _admit(
+        self, adapter: str, decoder: Decoder, jobs: Sequence[PrefillJob]
+    ) -> Iterator[tuple[int, Outcome]]:
+        for job in jobs:
+            yield from self.prefill_queue.complete(job)
+        if decoder not in self._decoders.setdefault(adapter, []):
+            self._decoders[adapter].append(decoder)
+
+    def _emit_first_tokens(self) -> Iterator[tuple[int, Outcome]]:
+        """Emit the first tokens of the sequences admitted last, which are still being computed."""
+        for adapter, decoders in list(self._decoders.items()):
+            for decoder in list(decoders):
+                yield from self._deliver(adapter, decoder, decoder.emit_first_tokens())
+
+    def _emit_sampled(self) -> Iterator[tuple[int, Outcome]]:
+        """Emit the tokens sampled last before they are fed, so that none waits for another step.
+
+        Where all replies are long already, their next step is started first: it runs while tokens are handled here.
+        """
+        for adapter, decoders in list(self._decoders.items()):
+            for decoder in list(decoders):
+                if any(sequence.num_emitted < SHORT_REPLY_TOKENS for sequence in decoder.sequences):
+                    yield from self._deliver(adapter, decoder, decoder.emit_sampled())
+
+    def _deliver(
+        self, adapter: str, decoder: Decoder, generated: Sequence[GeneratedToken]
+    ) -> Iterator[tuple[int, Outcome]]:
+        """Yield generated tokens as outcomes, and remove the sequences that have ended or failed."""
+        ended: list[DecodingSequence] = []
+        for each in generated:
+            sequence = each.sequence
+            if sequence.sampler.error is not None:
+                continue
+            text = sequence.detokenizer.push(each.token)
+            yield sequence.key, TokenDelta(each.token, text, each.logprobs)
+            if each.finish_reason is not None:
+                ended.append(sequence)
+                drafts = sequence.drafts
+                yield sequence.key, Ended(each.finish_reason, drafts.proposed, drafts.accepted)
+        failed = [sequence for sequence in decoder.sequences if sequence.sampler.error is not None]
+        for sequence in failed:
+            yield (
+                sequence.key,
+                EngineError(f"Choosing the next token failed: {sequence.sampler.error}"),
+            )
+        if ended or failed:
+            kept = ended if self.runtime.prefix_store.enabled else ()
+            caches = self._leave(decoder, [*ended, *failed], keep_caches=kept)
+            for sequence in [*ended, *failed]:
+                if sequence.key in caches:
+                    self.runtime.prefix_store.store(sequence, sequence.cache_length, caches.pop(sequence.key))
+                self._forget(sequence)
+            self._drop_empty_decoders(adapter)
+        yield from self._extend_reservations(decoder)
+
+    def _leave(
+        self,
+        decoder: Decoder,
+        leaving: Collection[DecodingSequence],
+        keep_caches: Collection[DecodingSequence] = (),
+    ) -> dict[int, LayerCaches]:
+        """Have sequences leave a decoder; return the caches that are to be kept."""
+        try:
+            return decoder.remove(leaving, keep_caches)
+        except LostCachesError as error:
+            self._prefill_again(error)
+            return {}
+
+    def _prefill_again(self, lost: LostCachesError) -> None:
+        """Resume replies whose caches are lost, each by itself from now on."""
+        if self._ranks is not None:  # the other processes may have lost nothing
+            raise lost.__cause__ or lost
+        log.warning(
+            "The caches of %d replies were lost in decoding. Their prompts are prefilled again, and they are decoded "
+            "alone: %r",
+            len(lost.sequences),
+            lost.__cause__,
+        )
+        for sequence in lost.sequences:
+            sequence.is_alone = True
+            self._suspend(sequence)
+
+    def _fail(self, sequence: DecodingSequence, cause: BaseException | None) -> tuple[int, Outcome]:
+        log.error("A reply could not be continued, even alone.", exc_info=cause)
+        self._forget(sequence)
+        return sequence.key, EngineError(f"The reply could not be continued: {cause}")
+
+    def _drop_empty_decoders(self, adapter: str) -> None:
+        running = [decoder for decoder in self._decoders.pop(adapter, ()) if decoder.all_sequences]
+        if running:
+            self._decoders[adapter] = running
+
+    # -- memory ----------------------------------------------------------------------------------------------
+
+    def _extend_reservations(self, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
+        """Reserve more for replies that outgrow their reservations, preempting the least urgent until it fits."""
+        for sequence in list(decoder.sequences):
+            if sequence in self._preempted or len(
+                sequence.tokens
+            ) < self.runtime.cache_budget.reserved_tokens(sequence.key):
+                continue
+            max_tokens = len(sequence.request.prompt) + sequence.request.max_tokens
+            tokens = min(max_tokens, len(sequence.tokens) + RESERVED_REPLY_TOKENS)
+            tokens = self.runtime.cache_budget.fitting(tokens, len(sequence.tokens) + 1)
+            self.runtime.cache_budget.reserve(sequence.key, tokens, sequence.adapter)
+            self.runtime.prefix_store.evict_to_fit()
+            while self.runtime.cache_budget.lacks_room and sequence not in self._preempted:
+                others = [other for other in self.sequences.values() if other not in self._preempted]
+                if len(others) > 1:
+                    self.preempt(max(others, key=lambda other: (other.request.priority, other.key)))
+                    continue
+                if (
+                    self.runtime.cache_budget.used > self.runtime.cache_budget.max_room
+                ):  # alone: it cannot get any longer
+                    self._leave(decoder, [sequence])
+                    self._drop_empty_decoders(sequence.adapter)
+                    self._forget(sequence)
+                    yield sequence.key, Ended("length")
+                break
+
+    def preempt(self, sequence: DecodingSequence) -> None:
+        """Take a reply out; when there is room it is resumed, by prefilling its prompt and its reply so far."""
+        log.info("Memory is short: a reply of %d tokens so far is preempted.", sequence.num_emitted)
+        self._detach(sequence)
+        self._suspend(sequence)
+
+    def _suspend(self, sequence: DecodingSequence) -> None:
+        self.runtime.prefix_store.settle(sequence)
+        self.runtime.cache_budget.release(sequence.key)
+        sequence.suspend(self.runtime.drafter())
+        self._preempted.append(sequence)
+
+    def _resume_preempted(self) -> None:
+        while self._preempted:
+            sequence = self._preempted[0]
+            reply = min(sequence.request.max_tokens - sequence.num_emitted, RESERVED_REPLY_TOKENS)
+            tokens = self.runtime.cache_budget.fitting(len(sequence.tokens) + reply, len(sequence.tokens) + 1)
+            is_alone = len(self._preempted) == len(self.sequences)
+            if not (
+                is_alone
+                or self.runtime.cache_budget.fits(tokens, sequence.adapter, sequence.images.seeing_bytes(0))
+            ):
+                return
+            self._enqueue(self._preempted.popleft(), tokens)
+
+    def _forget(self, sequence: DecodingSequence) -> None:
+        """Release what is held for a sequence that ended, failed or was cancelled."""
+        self.sequences.pop(sequence.key, None)
+        self.runtime.prefix_store.settle(sequence)
+        self.runtime.cache_budget.release(sequence.key)
+
+
+def computes_ahead() -> bool:
+    """Whether a step is started before the tokens of the one before are handled.
+
+    A CPU has nearly finished a step once it is started; a GPU can be given the next one meanwhile.
+    """
+    return is_gpu()
 
 
 def _available_context(cache_budget: KVCacheBudget, context_length: int) -> int:
     return min(context_length, cache_budget.fitting_tokens())
+
+
+# -- requests when a model is loaded onto a GPU -----------------------------------------------------------------
+#
+# What they compile, load or plan is there for the first real ones. One reply is alone first and grows beyond a block of
+# its caches, another joins it, and both get drafts where there are any: of every length up to `MAX_DRAFTS`, since MLX's
+# CUDA backend plans each anew. There a long prompt arrives then, too, in the chunks that a running reply waits for.
+
+FIRST, SECOND, LONG = -1, -2, -3
+"""Keys of the requests."""
+PROMPT_TOKENS = {FIRST: 250, SECOND: 100, LONG: 8192}
+"""Caches grow by 256 tokens."""
+MAX_REPLY_TOKENS = 256
+STEPS = 12
+"""Number of steps of the first reply alone, and of both."""
+MAX_DRAFTS = STEPS // 2 - 1
+"""Length of the longest drafts; all lengths come twice."""
+
+
+def answer_warm_up_requests(batch: MLXBatch, context_length: int, seconds: float) -> None:
+    """Answer prompts that mean nothing, the long one for about `seconds` at most, and forget them."""
+    if context_length < PROMPT_TOKENS[FIRST] + MAX_REPLY_TOKENS:
+        return
+    rate, draft_pacer = batch.prefill_queue.pacer.rate, batch.draft_pacer
+    batch.draft_pacer = _EveryLength(min(draft_pacer.max_drafts, MAX_DRAFTS))
+    try:
+        with batch.runtime.cache_budget.asking_nobody():
+            _answer(batch, context_length, seconds)
+    except EngineError as error:  # little memory
+        log.debug("No requests were answered to warm up: %s", error)
+    finally:
+        for key in list(batch.sequences):
+            batch.remove(key)
+        batch.draft_pacer = draft_pacer
+    batch.runtime.prefix_store.clear()
+    batch.prefill_queue.pacer.rate = rate
+
+
+def _answer(batch: MLXBatch, context_length: int, seconds: float) -> None:
+    sampled = Sampling(temperature=0.7, top_p=0.9, seed=1)
+    requests = {
+        FIRST: GenerationRequest(prompt=[0] * PROMPT_TOKENS[FIRST], max_tokens=MAX_REPLY_TOKENS),
+        SECOND: GenerationRequest(
+            prompt=[1] * PROMPT_TOKENS[SECOND], max_tokens=MAX_REPLY_TOKENS // 2, sampling=sampled
+        ),
+    }
+    for key, request in requests.items():
+        if batch.admits(request):
+            batch.insert(key, request)
+            batch.sequences[key].end_tokens = ()  # whatever the model says
+        for _ in range(STEPS):
+            list(batch.step())
+    if SECOND in batch.sequences:
+        batch.remove(SECOND)
+    list(batch.step())  # what follows when the other has left
+    length = min(PROMPT_TOKENS[LONG], context_length // 2)
+    prompt = GenerationRequest(prompt=[2] * length, max_tokens=2, sampling=sampled)
+    # Time counts from here on: in the first process on a machine compiling takes longer than all else.
+    deadline = perf_counter() + seconds
+    if prepares_for_lengths() and FIRST in batch.sequences and batch.admits(prompt):
+        batch.insert(LONG, prompt)
+        while LONG in batch.sequences and perf_counter() < deadline:
+            list(batch.step())
+
+
+class _EveryLength(DraftPacer):
+    """Has drafts of every length made in turn, whether they pay or not; nothing is measured, or learned from them."""
+
+    def __init__(self, max_drafts: int) -> None:
+        super().__init__(max_drafts, None)
+        self._steps = 0
+
+    def plan(
+        self,
+        replies: Sequence[DraftRecord],
+        limits: Sequence[int],
+        context: int,
+        *,
+        is_drafting: bool,
+    ) -> list[int]:
+        """Return how many tokens to draft for each reply in the next step."""
+        self._steps += 1
+        return [min(limit, self._steps % (self.max_drafts + 1)) for limit in limits]

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
 
-MAX_MERGED_LENGTH = 4096  # tokens, where a network can be run packed; others take one batch of caches only
+MAX_MERGED_LENGTH = 4096
+"""Tokens of a row up to which it is merged, where a network can be run packed; others take one batch only."""
 
 
 class CacheError(Exception):

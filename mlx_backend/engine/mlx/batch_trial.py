@@ -20,22 +20,30 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from mlx_backend.device.mlx import prepares_for_lengths
 from mlx_backend.engine.mlx.arrays import as_ints, coarsest_dtype
-from mlx_backend.engine.mlx.kv_cache import alias, merged, select_rows
+from mlx_backend.engine.mlx.kv_cache import alias, can_merge, can_rewind, merged, select_rows
+from mlx_backend.engine.mlx.loading import names_of_unrewindable, why_no_drafts
 from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
-from mlx_backend.engine.mlx.rewinding import RewindPoint
+from mlx_backend.engine.mlx.rewinding import RewindPoint, can_take_back, has_to_replay
+from mlx_backend.engine.mlx.speculative import draft_layers
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mlx_backend.engine.mlx.collectives import MLXRanks
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
+    from mlx_backend.engine.mlx.loading import DraftNetwork, Networks
+    from mlx_backend.models.engine_options import EngineOptions
 
     # The next token of each row ([rows, 1]) and a batch's caches; returns the logits after them ([rows, vocabulary]).
     type Step = Callable[[mx.array, LayerCaches], mx.array]
@@ -43,11 +51,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TEXTS = ((1, 2, 3, 4), (5,), (2, 6))
-LONG_TEXT = (1, 2, 3, 4, 5, 6, 7, 8) * 16  # two of them are packed
-FIRST, SECOND = (4, 7, 3), (6, 2, 5)  # the two tokens that follow each text
-TAKEN_BACK = (8, 1)  # run after the first of those two, as rejected drafts would be
+FIRST, SECOND = (4, 7, 3), (6, 2, 5)
+"""The two tokens that follow each text."""
+TAKEN_BACK = (8, 1)
+"""Tokens run after the first of those two, as rejected drafts would be."""
+LONG_TEXT = (1, 2, 3, 4, 5, 6, 7, 8) * 16
+"""The text of which two are packed."""
 ROW_COUNTS = (3, 5)
-MAX_ROWS = 8  # of a batch that is tried: the caches of each row get room for 256 tokens
+MAX_ROWS = 8
+"""The most rows of a batch that is tried: the caches of each row get room for 256 tokens."""
 
 MAX_DIFFERENCE = {mx.float32: 0.01, mx.float16: 0.05, mx.bfloat16: 0.08}
 """Between a row of logits and the same ones alone, relative to their norm, by the least precise weights.
@@ -66,9 +78,11 @@ In a deep mixture of many experts it chooses others somewhere in every text: gpt
 were off by 0.14 on an H200. Then the same texts alone, token by token, are as far off from those run at once. What
 three of four of such rows keep to, each row of a batch has to keep to with one text.
 """
-MAX_ERROR_LENGTH = 120  # characters
+MAX_ERROR_LENGTH = 120
+"""Characters of an error that are repeated."""
 MAX_ATTEMPTS = 6
-ATTEMPT_STRIDE = 10  # token ids between the texts of two attempts
+ATTEMPT_STRIDE = 10
+"""Distance between the token ids of two attempts."""
 
 
 class BatchTrialError(Exception):
@@ -193,7 +207,7 @@ class BatchTrial:
             self._compare(logits[-1:], [each.after_second], 1)
 
     def _pack_prompts(self, alone: Sequence[_Reference]) -> None:
-        """Run prompts beside each other, one beside the replies to others, and replies on caches of their own."""
+        """Run prompts together, one with the replies to others, and replies on caches of their own."""
         one, other, late = alone
         layers = [self._make_caches() for _ in alone]
         prompts = [Segment(each.text, own) for each, own in zip(alone, layers, strict=True)]
@@ -206,7 +220,7 @@ class BatchTrial:
         self._compare(run_packed(self._network, own), [one.after_first, other.after_first], 2)
 
     def _pack_long_prompts(self) -> None:
-        """Run two prompts of many tokens beside each other: whether the device can is all that is asked."""
+        """Run two prompts of many tokens together: whether the device can is all that is asked."""
         texts = [mx.array([LONG_TEXT]), mx.array([LONG_TEXT[::-1]])]
         mx.eval(run_packed(self._network, [Segment(text, self._make_caches()) for text in texts]))
 
@@ -238,6 +252,136 @@ class BatchTrial:
     def _compare(self, found: mx.array, expected: Sequence[mx.array], sequences: int) -> None:
         """Note by how much each row of logits ([rows, vocabulary]) is not what is expected."""
         self._compared += [(sequences, each) for each in _differences(found, mx.stack(list(expected)))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """What a model's networks can do, as far as their caches and trials tell.
+
+    `can_rewind` says whether the caches can take back all tokens of a step but the first, and `can_pack` whether
+    prompts and replies can run together without padding (packed_forward.py). `unbatched` says why replies cannot be
+    decoded together; it is empty if they can. `can_draft` says whether replies can get drafts, and `can_pack_drafts`
+    whether the draft model drafts for several at once. With `replays_drafts` the right tokens before a wrong draft
+    have to run again (rewinding.py).
+    """
+
+    can_rewind: bool
+    can_pack: bool
+    unbatched: str
+    can_draft: bool
+    can_pack_drafts: bool
+    replays_drafts: bool
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether replies can be decoded together."""
+        return not self.unbatched
+
+
+def try_networks(networks: Networks, ranks: MLXRanks | None) -> Abilities:
+    """Try what a model's networks can do; ranks agree on what all of them can.
+
+    Raises EngineError if a draft model is named and drafts are not possible.
+    """
+    layers = networks.fresh_layers()
+    # In a pipeline of ranks, one that failed in a trial would leave the others waiting.
+    is_pipeline = ranks is not None and not hasattr(networks.model.network, "shard")
+    trials = [
+        BatchTrial(network, partial(networks.fresh_layers, adapter))
+        for adapter, network in networks.by_adapter.items()
+        if not is_pipeline
+    ]
+    can_pack, unbatched = _try_together(trials, layers, networks.options)
+    can_draft = _try_drafts(trials, layers, networks)
+    if ranks is not None:
+        everyone = ranks.all_gather([can_pack, unbatched, can_draft])
+        unbatched = next((reason for _, reason, _ in everyone if reason), "")
+        can_pack = all(each for each, _, _ in everyone) and not unbatched
+        can_draft = all(each for _, _, each in everyone)
+    return Abilities(
+        can_rewind=all(map(can_rewind, layers)),
+        can_pack=can_pack,
+        unbatched=unbatched,
+        can_draft=can_draft,
+        can_pack_drafts=can_pack and _can_pack_drafts(networks.draft),
+        replays_drafts=has_to_replay(layers),
+    )
+
+
+def _try_together(
+    trials: Sequence[BatchTrial], layers: LayerCaches, options: EngineOptions
+) -> tuple[bool, str]:
+    """Try packed runs and batches; return whether prompts and replies can be packed, and why not even batched."""
+    if other := sorted({type(layer).__name__ for layer in layers if not can_merge(layer)}):
+        given = {"--kv-bits": options.kv_bits, "--max-kv-size": options.max_kv_size}
+        option = next((name for name, value in given.items() if value is not None), None)
+        reason = "" if option is None else f" (it has them because of {option})"
+        return False, f"its {', '.join(other)} cannot be merged{reason}"
+    if not trials:
+        return False, ""
+    if options.packing and all(map(can_rewind, layers)):
+        try:
+            for trial in trials:
+                trial.try_packing(many_tokens=prepares_for_lengths())
+        except BatchTrialError as error:
+            log.debug("Prompts and replies cannot be packed: %s.", error)
+        else:
+            return True, ""
+    try:
+        for trial in trials:
+            trial.try_batching()
+    except BatchTrialError as error:
+        return False, str(error)
+    return False, ""
+
+
+def _try_drafts(trials: Sequence[BatchTrial], layers: LayerCaches, networks: Networks) -> bool:
+    """Try whether the networks can do what drafts need; return whether replies can get any.
+
+    Keys and values can always be trimmed. States cannot (rewinding.py), so networks that have them are tried; without
+    trials a model with states gets no drafts.
+    """
+    options, draft = networks.options, networks.draft
+    if draft is None and not options.draft_from_text:
+        return False
+    if not _can_take_back(layers, trials):
+        if draft is not None:
+            raise EngineError(f"{why_no_drafts(layers)}.")
+        log.warning("%s. It runs without.", why_no_drafts(layers))
+        return False
+    if draft is not None:
+        own, make_caches = draft_layers(draft.network), partial(draft_layers, draft.network)
+        if not _can_take_back(own, [BatchTrial(draft.network, make_caches)]):
+            names = names_of_unrewindable(own)
+            raise EngineError(f"{options.draft_model!r} cannot draft: its {names} cannot be rewound.")
+    return True
+
+
+def _can_take_back(layers: LayerCaches, trials: Sequence[BatchTrial]) -> bool:
+    if all(map(can_rewind, layers)):
+        return True
+    if not trials or not all(map(can_take_back, layers)):
+        return False
+    try:
+        for trial in trials:
+            trial.try_rewinding()
+    except BatchTrialError as error:
+        log.debug("Tokens cannot be taken back: %s.", error)
+        return False
+    return True
+
+
+def _can_pack_drafts(draft: DraftNetwork | None) -> bool:
+    """Return whether the draft model can be run packed, and so can draft for several replies at once."""
+    if draft is None or not all(map(can_rewind, draft_layers(draft.network))):
+        return False
+    try:
+        trial = BatchTrial(draft.network, partial(draft_layers, draft.network))
+        trial.try_packing(many_tokens=prepares_for_lengths())
+    except BatchTrialError as error:
+        log.debug("The draft model cannot be run packed: %s.", error)
+        return False
+    return True
 
 
 def _off_by(sequences: int, difference: float) -> str:

@@ -25,7 +25,7 @@ from mlx_backend.device.memory import MARGIN
 from mlx_backend.engine.distributed.launch import LAUNCHERS, distributed_backend
 from mlx_backend.engine.distributed.transport import Endpoint, Follower, Leader
 from mlx_backend.engine.mlx.arrays import as_ints
-from mlx_backend.engine.mlx.cache_cost import CacheCost
+from mlx_backend.engine.mlx.chunk_cost import CacheCost
 from mlx_backend.errors import EngineError, EngineStopped
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ENDPOINT_BYTES = 4096
-MIN_SUM = 64  # elements; a sum of fewer than there are ranks is slow on the ring, and slows down the next sum
+MIN_SUM = 64
+"""Elements of a sum: one of fewer than there are ranks is slow on the ring, and slows down the next."""
 # Those with which every rank takes the same steps; "warm_up_seconds" decides which lengths all of them run at load.
 SHARED_OPTIONS = (
     "context_length",
@@ -70,7 +71,7 @@ def group() -> mx.distributed.Group | None:
 _has_joined = False
 
 
-def join() -> Ranks | None:
+def join() -> MLXRanks | None:
     """Join the processes that share a model, which can be done once; None if there are none."""
     global _has_joined
     found = group()
@@ -79,10 +80,10 @@ def join() -> Ranks | None:
     if _has_joined:
         raise EngineError("Processes that share a model can load only that one.")
     _has_joined = True
-    return Ranks(found)
+    return MLXRanks(found)
 
 
-class Ranks:
+class MLXRanks:
     """This process's rank among those that share the model. The connection to the others exists once it is open."""
 
     def __init__(self, group: mx.distributed.Group) -> None:
@@ -136,15 +137,13 @@ class Ranks:
                         f"{str(value)[:60]}). Start all ranks with the same model and options."
                     )
 
-    def agree_on_memory(
-        self, limit: int, weights: int, cost: CacheCost, *, unbatched: str
-    ) -> tuple[int, int, CacheCost, str, bool]:
+    def agree_on_memory(self, limit: int, weights: int, cost: CacheCost) -> tuple[int, int, CacheCost, bool]:
         """Agree on the least memory and the most expensive caches, so that all ranks admit the same requests.
 
-        Returns the limit, the weights' bytes, the caches' cost, why a rank cannot batch ("" if all can), and whether
-        all have the same caches. If they have not, they would evict different prefixes, and must cache none.
+        Returns the limit, the weights' bytes, the caches' cost, and whether all have the same caches. If they have not,
+        they would evict different prefixes, and must cache none.
         """
-        everyone = self.all_gather([limit, weights, cost.as_plain(), unbatched])
+        everyone = self.all_gather([limit, weights, cost.as_plain()])
         least = min(everyone, key=lambda each: each[0] * (1 - MARGIN) - each[1])
         highest_cost = max(
             (CacheCost.from_plain(each[2]) for each in everyone), key=lambda each: each(1 << 16)
@@ -152,8 +151,7 @@ class Ranks:
         are_alike = all(each[2] == everyone[0][2] for each in everyone)
         if not are_alike:
             log.warning("The ranks have different layers, so no prefixes are cached.")
-        reason = next((each[3] for each in everyone if each[3]), "")
-        return least[0], least[1], highest_cost, reason, are_alike
+        return least[0], least[1], highest_cost, are_alike
 
     def broadcast(self, tokens: mx.array) -> mx.array:
         """Return rank 0's tokens on every rank ([tokens])."""

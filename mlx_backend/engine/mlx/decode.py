@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -30,10 +31,8 @@ import mlx.core as mx
 from mlx_backend.device.mlx import prepares_for_lengths
 from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches, CacheError
-from mlx_backend.engine.mlx.decode_errors import BatchError, LostCachesError, is_device_failure
-from mlx_backend.engine.mlx.decode_runs import replay, run_replies, run_with_prompts
 from mlx_backend.engine.mlx.drafting import DraftedRows
-from mlx_backend.engine.mlx.packed_forward import ForwardError, run_packed
+from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, run_rows, shift_of
 from mlx_backend.engine.mlx.sampling import sample
 from mlx_backend.engine.mlx.sequences import AdmittedSequences, cache_lengths, emit_pending, start_computing
 
@@ -45,8 +44,36 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.sampling import SamplePosition
     from mlx_backend.engine.mlx.sequences import DecodingSequence, GeneratedToken, PrefilledSequence
 
-
 log = logging.getLogger(__name__)
+
+
+class BatchError(Exception):
+    """A batch could not be stepped for the cause, after a sequence joined it or became too long to stay merged.
+
+    Its sequences are as they were: `Decoder.split`.
+    """
+
+
+class LostCachesError(Exception):
+    """What the caches of `sequences` hold is not known any more, for the cause; the decoder has neither any more.
+
+    They could not be taken apart, or a step of them failed half-way.
+    """
+
+    def __init__(self, sequences: Sequence[DecodingSequence]) -> None:
+        super().__init__()
+        self.sequences = sequences
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Whether a network failed because of the device rather than because of what it was given.
+
+    MLX raises RuntimeError for what goes wrong in a computation, such as want of memory, and others, mostly ValueError,
+    when it lays one out for arrays that do not fit each other.
+    """
+    return isinstance(error, RuntimeError | MemoryError | OSError) and not isinstance(
+        error, NotImplementedError
+    )
 
 
 class Decoder:
@@ -156,7 +183,7 @@ class Decoder:
         if not prefilled:
             self._separate_long_caches()
             if all(sequence.num_sampled == sequence.request.max_tokens for sequence in self.sequences):
-                return self._emit_last_tokens()
+                return self.emit_sampled()
             can_draft = (len(self.sequences) == 1 or self._can_pack) and not self._caches.is_untried
             if self._drafting is not None and can_draft:
                 return self._advance_with_drafts(self._drafting)
@@ -232,11 +259,6 @@ class Decoder:
             if is_pending
         ]
 
-    def _emit_last_tokens(self) -> list[GeneratedToken]:
-        """Emit the tokens sampled last, where no reply may be longer."""
-        assert self._next is not None
-        return emit_pending(self.sequences, as_ints(self._next))
-
     def _forward(
         self, sequences: Sequence[DecodingSequence], prefilled: Sequence[PrefilledSequence]
     ) -> mx.array:
@@ -246,11 +268,10 @@ class Decoder:
         untried, LostCachesError where the network cannot run these sequences, and anything if the device fails.
         """
         if prefilled:
-            return run_with_prompts(self._network, self._caches, sequences, self._next, prefilled)
-        assert self._next is not None
+            return self._run_with_prompts(sequences, prefilled)
         before = self._caches.copy() if self._caches.is_untried else None
         try:
-            logits = run_replies(self._network, self._caches, sequences, self._next, can_pack=self._can_pack)
+            logits = self._run_replies()
         except Exception as error:
             cause = (error.__cause__ or error) if isinstance(error, ForwardError) else error
             if self._agree is not None or (before is None and is_device_failure(cause)):
@@ -261,6 +282,44 @@ class Decoder:
             raise BatchError from cause
         self._caches.on_step()
         return logits
+
+    def _run_replies(self) -> mx.array:
+        """Run each sequence's last sampled token. Anything may be raised; the caches are then in no defined state."""
+        segments, [first, *_] = self._reply_segments(), self.sequences
+        if self._can_pack or not self._caches.is_merged:
+            logits = self._caches.by_row(run_packed(self._network, segments, restore=False))
+        else:
+            [replies] = segments
+            logits = run_rows(self._network, replies)
+        if first.num_to_replay:  # only a sequence that is alone has any
+            logits = logits[-1:]
+            first.num_to_replay = 0
+        return logits
+
+    def _run_with_prompts(
+        self, sequences: Sequence[DecodingSequence], prefilled: Sequence[PrefilledSequence]
+    ) -> mx.array:
+        """Run the last chunks of prompts in one packed run with the replies' tokens.
+
+        After a ForwardError all caches are as they were.
+        """
+        segments = self._reply_segments() if sequences else []
+        segments += [each.segment(self._network) for each in prefilled]
+        every = run_packed(self._network, segments)
+        ends = list(accumulate((len(each.last_chunk) for each in prefilled), initial=len(sequences) - 1))[1:]
+        positions = self._caches.positions() if sequences else []
+        return every[mx.array([*positions, *ends])]
+
+    def _reply_segments(self) -> list[Segment]:
+        """Return segments that run each sequence's last sampled token, in the order of `BatchCaches.segments`.
+
+        Tokens that were taken back from a reply's caches (rewinding.py) run again in the same run.
+        """
+        assert self._next is not None
+        segments = self._caches.segments(self._next, [sequence.images.shift for sequence in self.sequences])
+        if len(self.sequences) == 1 and (replayed := self.sequences[0].to_replay):
+            return [segments[0].after(replayed)]
+        return segments
 
     def _split_off(self, sequence: DecodingSequence, layers: LayerCaches, sampled: mx.array) -> Decoder:
         """Return a decoder of a sequence alone, for which a token is sampled already."""
@@ -339,13 +398,13 @@ class Decoder:
                 if self._agree is not None:  # other processes would not take this step
                     raise (error.__cause__ or error) from None
                 drafting.give_up(error.__cause__)
-                generated += self._advance_behind(generated)
+                generated += self._advance_after(generated)
         else:
-            generated += self._advance_behind(generated)
+            generated += self._advance_after(generated)
         drafting.on_step(sequences, sum(map(len, drafts)), len(generated) - num_pending)
         return generated
 
-    def _advance_behind(self, generated: Sequence[GeneratedToken]) -> list[GeneratedToken]:
+    def _advance_after(self, generated: Sequence[GeneratedToken]) -> list[GeneratedToken]:
         """Advance; if that fails, the tokens that have just been emitted are pending again."""
         try:
             return self._advance()
@@ -385,3 +444,22 @@ class Decoder:
 
 def _log_unmerged(error: CacheError) -> None:
     log.warning("The caches of replies could not be merged; each keeps its own: %r", error.__cause__)
+
+
+def replay(network: Any, caches: BatchCaches, sequences: Sequence[DecodingSequence]) -> None:
+    """Run the tokens that were taken back, so that the caches again hold all but the token sampled last.
+
+    They have to run before other replies join this one, and elsewhere run with its next token.
+
+    Raises CacheError, after which the caches are as they were.
+    """
+    for row, sequence in enumerate(sequences):
+        if not sequence.num_to_replay:
+            continue
+        shift = shift_of([sequence.images.shift])
+        segment = Segment(mx.array([sequence.to_replay]), caches.extract(row), shift=shift)
+        try:
+            run_packed(network, [segment])
+        except ForwardError as error:
+            raise CacheError from error.__cause__
+        sequence.num_to_replay = 0

@@ -43,8 +43,8 @@ class Drafting:
         self._is_ahead = True  # whether the device still computes a token when a step has ended
         self._last_step: tuple[int, float] | None = None  # of how many sequences, and when it ended
         self._num_interruptions = 0  # by then
-        self._num_replayed = 0  # tokens that run again in this step,
-        self._num_replayed_before = 0  # and that did in the last one
+        self._num_replayed = 0  # tokens that run again in this step
+        self._num_replayed_before = 0  # and in the last one
 
     def is_drafting(self, sequences: Sequence[DecodingSequence]) -> bool:
         """Whether drafts are being used, and these sequences may get some in their next step together."""
@@ -121,7 +121,7 @@ class Drafting:
     def on_step(
         self, sequences: Sequence[DecodingSequence], num_drafted: int | None, num_accepted: int = 0
     ) -> None:
-        """Measure a step in which so many tokens were drafted; None: in which nothing was to be drafted.
+        """Measure a step in which `num_drafted` tokens were drafted; None: in which nothing was to be drafted.
 
         `num_accepted` is how many of them were accepted.
         """
@@ -191,9 +191,9 @@ class DraftedRows:
         """Return what is to be run, on caches that are not merged."""
         segments = []
         for row, (sequence, tokens) in enumerate(zip(self._sequences, self._arrays, strict=True)):
-            segment = caches.rewindable_segment(row, tokens, sequence.position_shift)
+            segment = caches.rewindable_segment(row, tokens, sequence.images.shift)
             self._points.append(RewindPoint(segment.layers))
-            segments.append(segment.behind(self._replayed[row]) if self._replayed[row] else segment)
+            segments.append(segment.after(self._replayed[row]) if self._replayed[row] else segment)
         return segments
 
     def logits(self, every: mx.array) -> mx.array:

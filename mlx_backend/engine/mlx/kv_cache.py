@@ -1,4 +1,7 @@
-"""KV caches copied, merged, rewound and compacted. `LayerCaches`, mlx-lm's cache objects, are one sequence's cache."""
+"""KV caches made as the options ask, copied, merged, rewound and compacted.
+
+`LayerCaches`, mlx-lm's cache objects, are one sequence's cache. Knows nothing of batches, prefixes or memory.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +19,103 @@ from mlx_lm.models.cache import (
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
+    make_prompt_cache,
 )
 
 from mlx_backend.engine.mlx.arrays import evaluate_async
-from mlx_backend.engine.mlx.merged_caches import merge_rows
 from mlx_backend.engine.mlx.mlx_lm_patches import (
     RewindableRotatingKVCache,
     holds_every_token,
     is_in_order,
+    merge_rows,
     set_write_index,
 )
+from mlx_backend.errors import EngineError
+from mlx_backend.models.engine_options import GROUP_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from mlx_backend.models.engine_options import EngineOptions
 
 
 type LayerCaches = list[Any]  # one for each layer of the network
 
 
-TOKEN_BYTES = 4  # of a token in `as_bytes`
-PACKED_BITS = 32  # of an element in which quantised values are packed
-_LENGTHENED = KVCache | QuantizedKVCache | RotatingKVCache | ChunkedKVCache  # kinds of caches for `lengthen`
-_PLAIN = {int, bool, type(None)}  # most of what a layer's attributes hold
-MAX_SLACK = 1.25  # allocated over used length of a layer; beyond it a copy is worth its time
-MAX_OTHERS = 256  # tokens of a step that may be held for a prefix of a few, as caches grow by so many
+TOKEN_BYTES = 4
+"""Bytes of a token in `as_bytes`."""
+PACKED_BITS = 32
+"""Bits of an element in which quantised values are packed."""
+MAX_SLACK = 1.25
+"""Allocated over used length of a layer, beyond which a copy is worth its time."""
+MAX_OTHERS = 256
+"""Other tokens of a step that may be held for a prefix of a few; caches grow by as many."""
+# The kinds of caches that `lengthen` knows.
+_LENGTHENED = KVCache | QuantizedKVCache | RotatingKVCache | ChunkedKVCache
+# The types of most of what a layer's attributes hold, which `alias` need not copy.
+_PLAIN = {int, bool, type(None)}
+
+
+FIRST_TOKENS_KEPT = 4
+"""Tokens kept of the beginning of a text that outgrows --max-kv-size, as in mlx-lm: much attention goes to them."""
+
+
+def fresh_caches(network: Any, options: EngineOptions) -> LayerCaches:
+    """Return a network's empty caches. Raises EngineError where it has none of the kind that is asked for."""
+    layers: LayerCaches = make_prompt_cache(network)
+    other = ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) is not KVCache}))
+    if options.kv_bits is not None and options.max_kv_size is not None:
+        raise EngineError(
+            "--kv-bits and --max-kv-size are not possible together: a cache of a limited size cannot be quantised. "
+            "Give one of them."
+        )
+    if options.max_kv_size is not None:
+        if other:
+            raise EngineError(
+                f"--max-kv-size is not possible with this model: its {other} cannot be limited so; limit the "
+                "context with --context-length instead."
+            )
+        return [RotatingKVCache(options.max_kv_size, keep=FIRST_TOKENS_KEPT) for _ in layers]
+    if options.kv_bits is None:
+        return layers
+    if other:
+        raise EngineError(f"--kv-bits is not possible with this model: its {other} cannot be quantised.")
+    return [layer.to_quantized(group_size=options.kv_group_size, bits=options.kv_bits) for layer in layers]
+
+
+def run_first(network: Any, tokens: mx.array, layers: LayerCaches, options: EngineOptions) -> None:
+    """Run a network on its empty caches. Raises EngineError if it runs, but not on caches of this kind."""
+    try:
+        mx.eval(network(tokens, cache=layers))
+    except Exception as error:
+        if options.kv_bits is None and options.max_kv_size is None:
+            raise
+        own = make_prompt_cache(network)
+        # Raises if the caches are not the reason.
+        mx.eval(network(tokens, cache=own))
+        raise EngineError(_refusal(options, error, own)) from error
+
+
+def _refusal(options: EngineOptions, error: Exception, own: LayerCaches) -> str:
+    """Say in words why a network that runs on its `own` caches cannot run on those that were asked for."""
+    if options.kv_bits is None:
+        return (
+            "--max-kv-size is not possible with this model: its layers cannot run on caches of a limited size. Start "
+            "the server without it."
+        )
+    text = (
+        "--kv-bits is not possible with this model: its layers cannot run on caches of "
+        f"{options.kv_bits} bits in groups of {options.kv_group_size}"
+    )
+    if "[quantize]" in str(error):
+        sizes = {each.shape[-1] for layer in own for each in (layer.keys, layer.values) if each is not None}
+        possible = [group for group in GROUP_SIZES if not any(size % group for size in sizes)]
+        advice = f"Give --kv-group-size {max(possible)}, or start" if possible else "Start"
+        return (
+            f"{text}, because the sizes of its keys and values ({', '.join(map(str, sorted(sizes)))}) are not "
+            f"multiples of that. {advice} the server without --kv-bits."
+        )
+    return f"{text}, because its attention reads only plain ones. Start the server without it."
 
 
 def as_bytes(tokens: Sequence[int] | bytes) -> bytes:
@@ -122,7 +198,7 @@ def can_lengthen(layers: LayerCaches) -> bool:
 
 
 def lengthen(layers: LayerCaches, count: int, room: int) -> None:
-    """Append zeros for so many tokens to what caches hold, and make room for some more.
+    """Append zeros for `count` tokens to what caches hold, and make room for some more.
 
     A window is only filled up, so its offset is not that of other layers then. Caches that hold nothing are left alone.
     """
@@ -147,7 +223,7 @@ def _is_empty(layer: Any) -> bool:
 
 
 def _zeros_like(held: Any, layer: Any, count: int) -> mx.array:
-    """Return keys or values of so many tokens, as a layer is given them."""
+    """Return keys or values of `count` tokens, as a layer is given them."""
     if isinstance(layer, QuantizedKVCache):
         packed, scales, _ = held
         shape, dtype = (*packed.shape[:2], count, packed.shape[-1] * PACKED_BITS // layer.bits), scales.dtype
@@ -208,8 +284,8 @@ def can_share(layers: LayerCaches) -> bool:
 def shared_copies(layers: LayerCaches, others: int = 0) -> LayerCaches:
     """Return copies that share arrays with caches for which `can_share` is true, and their room for growth.
 
-    A window is a slice of what its last step computed, with so many `others` beside its tokens. Only where that is far
-    more than a prefix needs, as behind a long chunk, it is copied. `compact_copies` has to follow when the caches that
+    A window is a slice of what its last step computed, with `others` next to its tokens. Only where that is far
+    more than a prefix needs, as after a long chunk, it is copied. `compact_copies` has to follow when the caches that
     the others share with are gone.
     """
     copies = [alias(layer) for layer in layers]
@@ -219,7 +295,7 @@ def shared_copies(layers: LayerCaches, others: int = 0) -> LayerCaches:
 
 
 def hidden_bytes(layers: LayerCaches, others: int) -> int:
-    """Return what `shared_copies` of layers hold beside what their `nbytes` tell."""
+    """Return what `shared_copies` of layers hold in addition to what their `nbytes` tell."""
     windows = [layer for layer in layers if isinstance(layer, RotatingKVCache) and layer.keys is not None]
     return sum(
         others * layer.nbytes // layer.keys.shape[2] for layer in windows if not _is_far_longer(layer, others)
@@ -235,7 +311,7 @@ def _is_far_longer(layer: Any, others: int) -> bool:
 
 
 def _compact(layer: Any) -> Any:
-    """Drop what a layer holds beside its tokens: what has left a window, and much of the room for growth."""
+    """Drop what a layer holds in addition to its tokens: what has left a window, and much of the room for growth."""
     match layer:
         case CacheList():
             layer.caches = tuple(_compact(each) for each in layer.caches)

@@ -1,4 +1,4 @@
-"""Loading a model, an adapter or a draft model into memory, or refusing it with an error that says what to do.
+"""Loading a model, its adapters and a draft model into memory, or refusing them with an error that says what to do.
 
 Must run on the thread that will use the model. Knows nothing of requests.
 """
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_lm
 
-from mlx_backend.device.compiled_kernels import keep_compiled_kernels
-from mlx_backend.device.mlx import load_weights, set_precision, weight_bytes
+from mlx_backend.device.mlx import keep_compiled_kernels, load_weights, set_precision, weight_bytes
+from mlx_backend.engine.mlx.kv_cache import can_rewind, fresh_caches
 from mlx_backend.engine.mlx.rewinding import can_take_back
 from mlx_backend.engine.mlx.sharding import shard
 from mlx_backend.engine.mlx.speculative import draft_layers
@@ -34,13 +34,15 @@ if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
     from mlx_backend.byte_cache import CacheBudget
+    from mlx_backend.engine.mlx.kv_cache import LayerCaches
 
 log = logging.getLogger(__name__)
 
 # Gets a network's name and the bytes of its weights; raises EngineError.
 type CheckSize = Callable[[str, int], None]
 
-ASSUMED_CONTEXT = 4096  # tokens, for a model that does not state its context length
+ASSUMED_CONTEXT = 4096
+"""Tokens of the context of a model that does not state its length."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -64,6 +66,54 @@ class DraftNetwork:
 
     network: Any
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Networks:
+    """A model's networks: `by_adapter`, where "" is the model without one, and what drafts for all of them."""
+
+    model: LoadedNetwork
+    by_adapter: dict[str, Any]
+    draft: DraftNetwork | None
+    options: EngineOptions
+
+    def fresh_layers(self, adapter: str = "") -> LayerCaches:
+        """Return empty caches for a prompt of which nothing is cached. Raises EngineError for impossible options."""
+        return fresh_caches(self.by_adapter[adapter], self.options)
+
+    def weight_bytes(self) -> int:
+        """Return how many bytes the weights take here: of this process's part, with adapters and draft model."""
+        weights = sum(
+            weight_bytes(network, adapter_only=adapter != "") for adapter, network in self.by_adapter.items()
+        )
+        return weights + (weight_bytes(self.draft.network) if self.draft is not None else 0)
+
+
+def load_networks(
+    source: str | Path,
+    options: EngineOptions,
+    *,
+    on_progress: Callable[[float], None],
+    group: mx.distributed.Group | None,
+    check_size: CheckSize,
+    caches: CacheBudget,
+) -> Networks:
+    """Load a model with its adapters and its draft model. The parameters are those of `load_model`."""
+    model = load_model(source, options, on_progress, group, check_size, caches)
+    _check_context_length(options, model)
+    by_adapter = {"": model.network}
+    for adapter in options.adapters:
+        by_adapter[adapter] = load_adapter(model, options, adapter, check_size)
+    if options.adapter is not None and options.adapter not in options.adapters:
+        raise EngineError(f"There is no adapter {options.adapter!r}.")
+    if options.draft_model is not None and options.draft_from_text:
+        raise EngineError("Drafts come from a draft model or from the text itself, not from both: name one.")
+    layers, draft = fresh_caches(model.network, options), None
+    if options.draft_model is not None:
+        if not all(map(can_take_back, layers)):
+            raise EngineError(f"{why_no_drafts(layers)}.")
+        draft = load_draft(options.draft_model, options, model, check_size)
+    return Networks(model, by_adapter, draft, options)
 
 
 def load_model(
@@ -199,6 +249,27 @@ def load_draft(
     # Embedding tables are padded to different sizes: the draft network must not see an id beyond the end of its own.
     own_size = network(mx.array([[0]])).shape[-1]
     return DraftNetwork(network, min(own_size, model.tokenizer.vocabulary_size))
+
+
+def why_no_drafts(layers: LayerCaches) -> str:
+    """Say that a model with such caches can have no drafts."""
+    return f"Drafts are not possible with this model: its {names_of_unrewindable(layers)} cannot be rewound"
+
+
+def names_of_unrewindable(layers: LayerCaches) -> str:
+    """Return the kinds of caches that cannot be trimmed."""
+    return ", ".join(sorted({type(layer).__name__ for layer in layers if not can_rewind(layer)}))
+
+
+def _check_context_length(options: EngineOptions, model: LoadedNetwork) -> None:
+    limit = options.context_length
+    if limit is None or 0 < limit <= model.context_length:
+        return
+    if limit < 1 or model.states_context_length:
+        raise EngineError(
+            f"A context of {limit} tokens is not possible: this model's is {model.context_length}."
+        )
+    log.info("The context is %d tokens, as given: the model states none.", limit)
 
 
 def _vocabulary_size(config: Mapping[str, Any], wrapper: Any) -> int:

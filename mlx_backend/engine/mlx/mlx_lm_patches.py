@@ -23,9 +23,16 @@ so that an upgrade is a decision and not an accident.
 4. Many rows (layers/many_rows.py). The classes of quantised layers, and of a mixture's experts, are replaced by ones
    with an implementation of their own for many rows.
 
-5. Rows of merged caches (merged_caches.py). mlx-lm's `BatchKVCache` and `BatchRotatingKVCache` read arrays back to take
-   a row out or to drop some, and so wait for the step that is being computed. Subclasses know the rows' lengths as
-   numbers: they use `_idx`, `_offset` and `rotated`, and replace `merge` of one row, `filter` and `extract`.
+5. Rows of merged caches (`MergedKVCache`, `MergedRotatingKVCache`). mlx-lm keeps the rows' padding and lengths in
+   arrays that every step changes. To take a row out, or to drop rows, its `BatchKVCache` and `BatchRotatingKVCache`
+   read them back, and so wait for the step that is being computed: once for every layer, whenever a reply ends. But all
+   of it follows from the lengths that the rows had when they were merged, which are plain numbers. Subclasses know
+   these. They use `_idx`, `_offset`, `rotated` and `_temporal_order`, and replace `merge` of one row, which mlx-lm
+   first copies into a batch of one, `filter` and `extract`.
+
+6. What mlx-lm's tokenizer wraps (`wrapped_tokenizer`, `python_template`). Conversations are rendered by templates, but
+   for some models by a Python function of mlx-lm's, which its wrapper has in `_chat_template`, or by the tokenizer's
+   own method, which the class of its `_tokenizer` tells.
 
 Two more things rest on mlx-lm's sources and are in `KNOWN_SOURCES` too. This package counts on how the cache classes
 behave: all their state is in instance attributes, `merge`, `extract`, `filter` and `extend` make batches and take them
@@ -42,15 +49,17 @@ import inspect
 import sys
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import mlx.core as mx
 from mlx import nn
 from mlx_lm.models import base, rope_utils
-from mlx_lm.models.cache import RotatingKVCache
+from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, KVCache, RotatingKVCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 KNOWN_SOURCES: dict[str, str] = {
     "mlx.nn.QuantizedLinear": "bd5bdef45d3be81e",
@@ -74,6 +83,7 @@ KNOWN_SOURCES: dict[str, str] = {
     "mlx_lm.models.rope_utils.YarnRoPE": "0d55b251820dfcf6",
     "mlx_lm.models.switch_layers.QuantizedSwitchLinear": "831d2e1eed0af008",
     "mlx_lm.models.switch_layers.SwitchLinear": "7316d3764459dff4",
+    "mlx_lm.tokenizer_utils.TokenizerWrapper": "99b30b4093dc627d",
     "mlx_lm.utils._get_classes": "c5f60582f151ad98",
 }
 
@@ -96,7 +106,8 @@ def _source_digest(name: str) -> str:
 # -- 1. packed attention ----------------------------------------------------------------------------------------
 
 _ATTENTION = "scaled_dot_product_attention"
-MAX_SINGLE_QUERIES = 16  # tokens of a segment, for each of which attention may be computed by itself
+MAX_SINGLE_QUERIES = 16
+"""The most tokens of a segment for each of which attention is computed by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +230,7 @@ def _mask(cache: Any, length: int, blocks: mx.array | None, **named: Any) -> Any
 
 def _with_blocks(mask: mx.array | None, blocks: mx.array) -> mx.array | None:
     """Return a mask of the last tokens ([tokens, keys]) in which those of one block see each other."""
-    if mask is None:  # a single token sees all before it, and there is none behind it
+    if mask is None:  # a single token sees all before it, and there is none after it
         return None
     together = (blocks[:, None] == blocks[None]) & (blocks[:, None] >= 0)
     earlier = mask.shape[-1] - blocks.size
@@ -373,3 +384,156 @@ def holds_every_token(layer: RotatingKVCache) -> bool:
 def set_write_index(layer: RotatingKVCache, index: int) -> None:
     """Say where the next token goes, after the keys and values were replaced."""
     layer._idx = index
+
+
+# -- 5. rows of merged caches -----------------------------------------------------------------------------------
+
+
+class MergedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-lm has no types
+    """The caches of several rows. Each row ends where all do, and begins after its padding."""
+
+    keys: Any
+    values: Any
+    offset: mx.array
+    left_padding: mx.array
+
+    def __init__(self, left_padding: Sequence[int]) -> None:
+        super().__init__(list(left_padding))
+        self._paddings = list(left_padding)
+
+    @classmethod
+    def merge(cls, caches: Sequence[Any]) -> Self:
+        """Return the caches of several sequences as one batch's, in their order."""
+        [first, *others] = caches
+        if all(each.empty() for each in caches):
+            return cls([0] * len(caches))
+        if others:
+            merged: Self = super().merge(caches)
+            return merged
+        alone = cls([0])
+        alone.keys, alone.values = first.keys[..., : first.offset, :], first.values[..., : first.offset, :]
+        alone.offset = mx.array([first.offset])
+        alone._idx = first.offset
+        return alone
+
+    def extend(self, other: Any) -> None:
+        """Add the rows of another."""
+        end = max(self._idx, other._idx)
+        paddings = [each + end - rows._idx for rows in (self, other) for each in rows._paddings]
+        super().extend(other)
+        self._paddings = paddings
+
+    def filter(self, batch_indices: Sequence[int]) -> None:
+        """Keep some rows, and of their padding what the longest does not need."""
+        rows = list(batch_indices)
+        paddings = [self._paddings[row] for row in rows]
+        shift = min(paddings)
+        self.offset, self.left_padding = self.offset[rows], self.left_padding[rows]
+        if self.keys is not None:
+            self.keys, self.values = self.keys[rows], self.values[rows]
+        if shift:
+            if self.keys is not None:
+                self.keys, self.values = self.keys[..., shift:, :], self.values[..., shift:, :]
+            self.left_padding = self.left_padding - shift
+            self._idx -= shift
+        self._paddings = [each - shift for each in paddings]
+
+    def extract(self, idx: int) -> Any:
+        """Return a row's cache, of the model's own kind."""
+        own = KVCache()
+        if self.keys is not None:
+            own.keys, own.values = _row(self, idx, self._paddings[idx], self._idx)
+            own.offset = self._idx - self._paddings[idx]
+        return own
+
+
+class MergedRotatingKVCache(BatchRotatingKVCache):  # type: ignore[misc]  # as above
+    """The sliding windows of several rows."""
+
+    keys: Any
+    values: Any
+
+    def __init__(self, max_size: int, left_padding: Sequence[int]) -> None:
+        super().__init__(max_size, list(left_padding))
+        # How many tokens each row has had more than `_offset` counts, which every step adds to.
+        self._ahead = [-each for each in left_padding]
+
+    @classmethod
+    def merge(cls, caches: Sequence[Any]) -> Self:
+        """Return the caches of several sequences as one batch's, in their order."""
+        [first, *others] = caches
+        if all(each.empty() for each in caches):
+            return cls(first.max_size, [0] * len(caches))
+        merged: Self
+        if others:
+            merged = super().merge(caches)
+        else:
+            merged, length = cls(first.max_size, [0]), first.size()
+            merged.keys = first._temporal_order(first.keys)[..., -length:, :]
+            merged.values = first._temporal_order(first.values)[..., -length:, :]
+            merged.offset = mx.array([first.offset])
+            merged._idx = merged._offset = length
+        merged._ahead = [each.offset - merged._offset for each in caches]
+        return merged
+
+    def extend(self, other: Any) -> None:
+        """Add the rows of another."""
+        offsets = [rows._offset + each for rows in (self, other) for each in rows._ahead]
+        super().extend(other)
+        self._ahead = [each - self._offset for each in offsets]
+
+    def filter(self, batch_indices: Sequence[int]) -> None:
+        """Keep some rows."""
+        super().filter(list(batch_indices))
+        self._ahead = [self._ahead[row] for row in batch_indices]
+
+    def extract(self, idx: int) -> Any:
+        """Return a row's cache, of the model's own kind."""
+        own = RotatingKVCache(self.max_size)
+        if self.keys is None:
+            return own
+        own.offset = self._offset + self._ahead[idx]
+        length = min(own.offset, self.max_size)
+        if self.rotated:  # the token that is overwritten next is the oldest
+            row = slice(idx, idx + 1)
+            own.keys, own.values = (
+                mx.contiguous(
+                    mx.concatenate([each[row, :, self._idx :], each[row, :, : self._idx]], axis=2)[
+                        :, :, self.max_size - length :
+                    ]
+                )
+                for each in (self.keys, self.values)
+            )
+        else:
+            own.keys, own.values = _row(self, idx, self._idx - length, self._idx)
+        own._idx = length
+        return own
+
+
+def _row(rows: Any, index: int, start: int, end: int) -> list[mx.array]:
+    """Return copies of a row's keys and values: slices would hold on to all rows."""
+    return [mx.contiguous(each[index : index + 1, :, start:end]) for each in (rows.keys, rows.values)]
+
+
+def merge_rows(caches: Sequence[Any]) -> Any:
+    """Return one layer's caches of several sequences as one batch's, in their order."""
+    match caches[0]:
+        case KVCache():
+            return MergedKVCache.merge(caches)
+        case RotatingKVCache():
+            return MergedRotatingKVCache.merge(caches)
+    return caches[0].merge(list(caches))
+
+
+# -- 6. what mlx-lm's tokenizer wraps ---------------------------------------------------------------------------
+
+
+def wrapped_tokenizer(wrapper: TokenizerWrapper) -> Any:
+    """Return the tokenizer of transformers."""
+    return wrapper._tokenizer
+
+
+def python_template(wrapper: TokenizerWrapper) -> Callable[..., str] | None:
+    """Return the function that renders conversations in place of a chat template; None if the model has none."""
+    render: Callable[..., str] | None = wrapper._chat_template
+    return render

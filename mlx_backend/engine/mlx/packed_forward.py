@@ -63,7 +63,7 @@ class Segment:
         """Whether its tokens are embedded by their ids, and their positions count on from what precedes them."""
         return self.images is None and self.shift is None
 
-    def behind(self, tokens: Sequence[int]) -> Segment:
+    def after(self, tokens: Sequence[int]) -> Segment:
         """Return a segment of the same single row that runs other tokens first, and then its own."""
         first = mx.array([list(tokens)], dtype=self.tokens.dtype)
         return replace(self, tokens=mx.concatenate([first, self.tokens], axis=1))

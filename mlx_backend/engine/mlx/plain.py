@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mlx_backend.device.memory import MemoryReservation
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.batch import Outcome
-    from mlx_backend.engine.mlx.detokenizer import Detokenizer
+    from mlx_backend.engine.mlx.tokenizer import Detokenizer
     from mlx_backend.models.engine_options import EngineOptions
 
 PREFILL_CHUNK = 2048

@@ -1,34 +1,36 @@
-"""The queue of prompts to prefill: their order, what the prefix cache has of them, and the runs that prefill them.
+"""The queue of prompts to prefill: their order, what each step prefills of them, and the runs that prefill it.
 
 All but their last chunks, that is: those run with the next tokens of the replies (decode.py). Prompts get here once
-their requests are admitted; before that they are in the scheduler's queue. Knows nothing of replies.
+their requests are admitted; before that they are in the scheduler's queue.
+
+A chunk is as long as fits into the longest time that running replies should wait for it, as measured on this machine.
+Chunks have sizes of a short list (chunk_cost.py) and end at multiples of those, counted from the start of the text:
+what a device prepares for the lengths of one prompt then serves the next one too. Short prompts share a chunk; one that
+will find more in the prefix cache after another waits for that.
+
+Knows nothing of replies.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import insort
+from collections import deque
 from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate
+from statistics import median_high
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_backend.device.mlx import trim_buffers
+from mlx_backend.device.mlx import prepares_for_lengths, trim_buffers
 from mlx_backend.engine.base import Progress
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx.arrays import evaluate_async
-from mlx_backend.engine.mlx.chunk_sizes import padded_sizes
+from mlx_backend.engine.mlx.chunk_cost import CHUNK_SIZES, RUN_OVERHEAD, padded_sizes
 from mlx_backend.engine.mlx.kv_cache import rewind
 from mlx_backend.engine.mlx.packed_forward import ForwardError, run_packed
-from mlx_backend.engine.mlx.prefill_plan import (
-    PrefillJob,
-    PrefillPacer,
-    share_chunk,
-    spaced_checkpoints,
-    will_extend_prefix,
-)
 from mlx_backend.engine.mlx.sequences import PrefilledSequence
 from mlx_backend.errors import EngineError
 
@@ -38,17 +40,119 @@ if TYPE_CHECKING:
     from mlx_backend.engine.batch import Outcome
     from mlx_backend.engine.images import PreparedImage
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
-    from mlx_backend.engine.mlx.prefix_store import PrefixStore
     from mlx_backend.engine.mlx.runtime import Runtime
     from mlx_backend.engine.mlx.sequences import DecodingSequence
 
-    type OnCheckpoint = Callable[[PrefillJob, int, LayerCaches, int, int], None]
-
 log = logging.getLogger(__name__)
 
-# How many requests may arrive before a prompt of the next better priority, which still overtakes them.
+
+FIRST_CHUNK = 256
+"""Tokens of a chunk before anything was measured."""
+MAX_STALL_SECONDS = 0.3
+"""The longest time that a running reply should wait for a chunk."""
+MAX_CHUNK_SECONDS = 1.0
+"""The longest time of a chunk where no reply is running, but a request may arrive."""
+MEASURED_CHUNKS = 3
+"""Number of chunks, the last ones, by which the machine's speed is judged."""
+MIN_CHECKPOINT_DISTANCE = 16
+"""Tokens between two checkpoints of a prompt, where caches cannot be rewound.
+
+Each is a run of the network there, for which the first token waits, and holds the states of all layers. To prefill a
+few tokens again where prompts part between two is cheaper.
+"""
+MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES = 32, 64 << 20
+"""The most logits, and their bytes, that are computed for nothing in a prompt's last chunk, to save a run."""
 REQUESTS_PER_PRIORITY = 32
-MIN_TOKENS_TO_KEEP = 64  # of a prompt that was cancelled half-way
+"""Number of requests that may arrive before a prompt of the next better priority, which still overtakes them."""
+MIN_TOKENS_TO_STORE = 64
+"""Tokens prefilled of a prompt that was cancelled half-way, from which on they are cached."""
+
+
+@dataclass(slots=True, eq=False)
+class PrefillJob:
+    """A prompt on its way into a KV cache. `layers` is None until its first chunk is planned."""
+
+    sequence: DecodingSequence
+    boundaries: tuple[int, ...]  # positions of checkpoints, ascending; the last is the prompt's end
+    layers: LayerCaches | None = None
+    num_prefilled: int = 0
+
+    @property
+    def remaining(self) -> int:
+        """Return how many tokens are still to be prefilled."""
+        return self.boundaries[-1] - self.num_prefilled
+
+    @property
+    def has_reply(self) -> bool:
+        """Whether a reply follows; if not, the prompt is only prefilled for the prefix cache."""
+        return self.sequence.request.max_tokens > 0
+
+
+class PrefillPacer:
+    """Decides how large a chunk may be: as large as fits into the longest stall, as measured on this machine.
+
+    `rate` is how many tokens a second are prefilled, if that is known already; with `fixed` it does not matter. `work`
+    gives the cost of a chunk, in units of which `rate` are done in a second.
+    """
+
+    def __init__(
+        self,
+        fixed: int | None,
+        rate: float | None = None,
+        work: Callable[[int], float] = lambda tokens: tokens + RUN_OVERHEAD,
+    ) -> None:
+        self._fixed = fixed
+        self._work = work
+        self._rates: deque[float] = deque(() if rate is None else (rate,), maxlen=MEASURED_CHUNKS)
+
+    @property
+    def rate(self) -> float | None:
+        """How many tokens a second are prefilled; None before anything was measured.
+
+        The middle one of what was measured last: a chunk that took many times what its neighbours took, because
+        something was prepared for it or another process was busy, does not count.
+        """
+        return median_high(self._rates) if self._rates else None
+
+    @rate.setter
+    def rate(self, rate: float | None) -> None:
+        self._rates.clear()
+        if rate is not None:
+            self._rates.append(rate)
+
+    def chunk_size(self, start: int, *, others_wait: bool, share: float = 1.0) -> int:
+        """Return how long a chunk from position `start` may be, or a share of one.
+
+        `others_wait` is whether anything else could run.
+        """
+        if self._fixed is not None:
+            return max(1, int(self._fixed * share))
+        size = FIRST_CHUNK
+        if self.rate is not None:
+            work = self.rate * (MAX_STALL_SECONDS if others_wait else MAX_CHUNK_SECONDS)
+            longest = next(
+                (size for size in reversed(CHUNK_SIZES) if self._work(size) <= work), CHUNK_SIZES[0]
+            )
+            size = max(CHUNK_SIZES[0], int(longest * share))
+        for grid in (each for each in reversed(CHUNK_SIZES) if each <= size):
+            aligned = size - (start + size) % grid
+            if aligned >= size // 2:
+                return aligned
+        return aligned + grid
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Learn from a chunk's time. Short chunks say little and are ignored."""
+        if tokens >= CHUNK_SIZES[0] and seconds > 0:
+            self._rates.append(self._work(tokens) / seconds)
+
+
+def spaced_checkpoints(positions: Sequence[int]) -> list[int]:
+    """Return positions, which ascend, without those too close after another, which does in their place."""
+    spaced: list[int] = []
+    for position in positions:
+        if not spaced or position - spaced[-1] >= MIN_CHECKPOINT_DISTANCE:
+            spaced.append(position)
+    return spaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +177,6 @@ class PrefillQueue:
     def __init__(
         self,
         runtime: Runtime,
-        prefix_store: PrefixStore,
         on_gone: Callable[[DecodingSequence], None],
         *,
         shared: bool,
@@ -82,7 +185,10 @@ class PrefillQueue:
         cost = runtime.chunk_cost
         self.pacer = PrefillPacer(runtime.options.prefill_chunk, cost.rate, cost.work)
         self._runtime = runtime
-        self._prefix_store = prefix_store
+        self._prefix_store = runtime.prefix_store
+        self.pads_chunks = runtime.abilities.can_rewind and prepares_for_lengths()
+        vocabulary_size = runtime.networks.model.tokenizer.vocabulary_size
+        self.max_spare_logits = min(MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES // (4 * vocabulary_size))
         self._on_gone = on_gone
         self._shared = shared
 
@@ -92,8 +198,8 @@ class PrefillQueue:
         boundaries = {*sequence.request.checkpoints, end - 1} if self._prefix_store.enabled else {end - 1}
         if sequence.request.max_tokens == 0:  # only the whole prompt is to be stored
             boundaries = set()
-        checkpoints = sorted(each for each in boundaries if each > 0 and sequence.can_store(each))
-        if not self._runtime.can_rewind:
+        checkpoints = sorted(each for each in boundaries if each > 0 and sequence.images.can_store(each))
+        if not self._runtime.abilities.can_rewind:
             checkpoints = spaced_checkpoints(checkpoints)
         job = PrefillJob(sequence, (*checkpoints, end))
         insort(self.jobs, job, key=_queue_order)
@@ -103,8 +209,8 @@ class PrefillQueue:
         for job in self.jobs:
             if job.sequence is sequence:
                 self.jobs.remove(job)
-                job.forget_images()
-                if job.layers is not None and job.num_prefilled - sequence.num_cached >= MIN_TOKENS_TO_KEEP:
+                sequence.images.forget()
+                if job.layers is not None and job.num_prefilled - sequence.num_cached >= MIN_TOKENS_TO_STORE:
                     self._prefix_store.store(sequence, job.num_prefilled, job.layers)
                 return True
         return False
@@ -116,19 +222,15 @@ class PrefillQueue:
         first = self.jobs[0]
         is_urgent = first.has_reply and first.sequence.request.priority <= 0
         others_wait = is_decoding or len(self.jobs) > 1 or not is_urgent
-        shares = share_chunk(
-            list(self.jobs),
-            partial(
-                self._chunk_size, others_wait, first.has_reply
-            ),  # a warm-up takes nothing from other models
-            count_remaining=self._count_remaining,
-            estimate_remaining=self._estimate_remaining,
-            should_wait=self._should_wait,
-        )
+        shares = self._share_chunk(others_wait=others_wait)
         first, _ = shares[0]
         self._prefix_store.evict_to_fit(first.num_prefilled, sum(share for _, share in shares))
-        ends = [(job, job.whole_end(job.num_prefilled + share)) for job, share in shares]
-        unseen = {job: image for job, end in ends if (image := job.unseen_image(end)) is not None}
+        ends = [(job, job.sequence.images.whole_end(job.num_prefilled + share)) for job, share in shares]
+        unseen = {
+            job: image
+            for job, end in ends
+            if (image := job.sequence.images.unseen(job.num_prefilled, end)) is not None
+        }
         ends = [(job, end) for job, end in ends if job not in unseen]
         finishing = [job for job, end in ends if end == job.boundaries[-1] and job.has_reply]
         chunks = [(job, end) for job, end in ends if job not in finishing]
@@ -140,7 +242,7 @@ class PrefillQueue:
             yield from self._see(*step.seeing)
         for job, until in step.chunks:
             yield from self._prefill_chunk(job, until)
-        max_spare_logits = self._runtime.max_spare_logits
+        max_spare_logits = self.max_spare_logits
         if sum(job.remaining for job in step.finishing) > max_spare_logits:
             max_spare_logits = 0
         runs: dict[tuple[str, int], list[tuple[PrefillJob, int]]] = {}  # by adapter, and number of the chunk
@@ -149,7 +251,7 @@ class PrefillQueue:
             for number, end in enumerate(ends):
                 runs.setdefault((job.sequence.adapter, number), []).append((job, end))
         for run in runs.values():
-            for chunks in [run] if self._runtime.can_pack else [[chunk] for chunk in run]:
+            for chunks in [run] if self._runtime.abilities.can_pack else [[chunk] for chunk in run]:
                 if alive := [(job, end) for job, end in chunks if job in self.jobs]:
                     yield from self._prefill_ahead(alive)
 
@@ -162,12 +264,11 @@ class PrefillQueue:
         """Note that a job's last chunk has run."""
         sequence = job.sequence
         self.jobs.remove(job)
-        _advance(job, job.boundaries[-1], self._on_checkpoint, job.remaining)
-        if sequence.images is not None:
-            job.forget_images()
+        self._advance(job, job.boundaries[-1], job.remaining)
+        if sequence.images:
+            sequence.images.forget()
             self._runtime.cache_budget.reserve_seeing(sequence.key, 0)  # some may have been seen before
-        if not sequence.num_emitted:
-            yield sequence.key, Progress(job.num_prefilled, len(sequence.tokens), sequence.num_cached)
+        yield from _progress(job)
 
     def on_packed_failure(self, error: ForwardError) -> None:
         """Log that prompts are now tried one by one. Raises the cause if other processes run them too."""
@@ -185,28 +286,24 @@ class PrefillQueue:
         self._on_gone(job.sequence)
         return job.sequence.key, EngineError(f"The prompt could not be prefilled: {cause}")
 
-    @property
-    def _on_checkpoint(self) -> OnCheckpoint | None:
-        return self._prefix_store.store_checkpoint if self._prefix_store.enabled else None
-
     def _see(self, job: PrefillJob, image: PreparedImage) -> Iterator[tuple[int, Outcome]]:
         sequence = job.sequence
         try:
-            assert sequence.images is not None
             sequence.images.see(image)
         except Exception as error:
             yield self.fail(job, error)
             return
-        self._runtime.cache_budget.reserve_seeing(sequence.key, sequence.seeing_bytes(job.num_prefilled))
-        if not sequence.num_emitted:
-            yield sequence.key, Progress(job.num_prefilled, len(sequence.tokens), sequence.num_cached)
+        self._runtime.cache_budget.reserve_seeing(
+            sequence.key, sequence.images.seeing_bytes(job.num_prefilled)
+        )
+        yield from _progress(job)
 
     def _prefill_chunk(self, job: PrefillJob, until: int) -> Iterator[tuple[int, Outcome]]:
         """Prefill a chunk that does not end its prompt, or ends one without a reply."""
         sequence, started, before = job.sequence, perf_counter(), job.num_prefilled
         try:
             # A prompt without a reply may be in the prefix cache already, and leave nothing to do.
-            ends = self._chunk_ends(job, until, self._runtime.max_spare_logits) if until > before else ()
+            ends = self._chunk_ends(job, until, self.max_spare_logits) if until > before else ()
             for end in ends:
                 mx.eval(self._run([(job, end)]))
                 trim_buffers()
@@ -214,8 +311,7 @@ class PrefillQueue:
             yield self.fail(job, error)
             return
         self.pacer.record(job.num_prefilled - before, perf_counter() - started)
-        if not sequence.num_emitted:
-            yield sequence.key, Progress(job.num_prefilled, len(sequence.tokens), sequence.num_cached)
+        yield from _progress(job)
         if not job.remaining:
             self.jobs.remove(job)
             self._on_gone(sequence)
@@ -237,84 +333,137 @@ class PrefillQueue:
                 yield self.fail(job, error)
 
     def _run(self, chunks: Sequence[tuple[PrefillJob, int]]) -> list[mx.array]:
-        network = self._runtime.networks[chunks[0][0].sequence.adapter]
+        """Prefill prompts up to positions in them, in one run; return the arrays to compute: the caches, no logits.
+
+        Chunks may be filled up with tokens that are taken back from the caches. Nothing before them sees those.
+        """
+        network = self._runtime.networks.by_adapter[chunks[0][0].sequence.adapter]
+        segments, spare = [], []
+        for job, end in chunks:
+            assert job.layers is not None
+            start = job.num_prefilled
+            # Several sizes where an image that may not be cut has made the chunk longer.
+            spare.append(sum(padded_sizes(end - start)) - (end - start) if self.pads_chunks else 0)
+            segments.append(job.sequence.segment(network, start, end, job.layers, spare[-1]))
         with self._runtime.filling_caches():
-            return _run_chunks(network, chunks, self._on_checkpoint, pad=self._runtime.pads_chunks)
+            run_packed(network, segments)
+        total = sum(end - job.num_prefilled for job, end in chunks) + sum(spare)
+        for (job, end), segment, count in zip(chunks, segments, spare, strict=True):
+            rewind(segment.layers, count)
+            self._advance(job, end, total)
+        return [layer.state for segment in segments for layer in segment.layers]
+
+    def _advance(self, job: PrefillJob, end: int, total: int) -> None:
+        """Note that a prompt is prefilled up to `end`, in a run of `total` tokens, and store the checkpoints there.
+
+        The prompt's own end is a checkpoint only if no reply follows: a reply appends to the same caches.
+        """
+        start, job.num_prefilled = job.num_prefilled, end
+        assert job.layers is not None
+        for boundary in job.boundaries if self._prefix_store.enabled else ():
+            is_reply_start = boundary == len(job.sequence.tokens) and job.has_reply
+            if start < boundary <= end and not is_reply_start:
+                others = total - (boundary - start)
+                self._prefix_store.store_checkpoint(
+                    job.sequence, boundary, job.layers, surplus=end - boundary, others=others
+                )
 
     def _chunk_ends(self, job: PrefillJob, until: int, max_spare_logits: int) -> list[int]:
-        ends = job.chunk_ends(
-            until,
-            can_rewind=self._runtime.can_rewind,
-            max_spare_logits=max_spare_logits,
-            window=self._runtime.options.max_kv_size,
-            pad=self._runtime.pads_chunks,
-        )
-        return list(dict.fromkeys(map(job.whole_end, ends)))
+        """Return where the chunks end that prefill a prompt up to `until`, which is the last of these positions.
 
-    def _chunk_size(self, others_wait: bool, asks: bool, start: int, share: float) -> int:
+        Every chunk costs a run of the whole network. Where caches can be rewound, no chunk has to end at a boundary: a
+        checkpoint is then what the chunk leaves, with some tokens taken back. So the rest of a prompt is one chunk, as
+        long as that computes at most `max_spare_logits` logits (all but the last are thrown away), which is cheaper
+        than another run. If it is longer it is two, of which the second is the last token, as in mlx-lm: a run of one
+        token is what devices do best. Every chunk but the last token's can be filled up to one of `PADDED_SIZES`.
+        """
+        whole_end = job.sequence.images.whole_end
+        if not self._runtime.abilities.can_rewind:
+            ends = {end for end in job.boundaries if job.num_prefilled < end < until} | {until}
+            # Caches of a limited size keep the first tokens for good. What follows them is a reply that was preempted,
+            # and is prefilled as it was decoded: a chunk would not see the tokens that are kept.
+            if (window := self._runtime.options.max_kv_size) is not None:
+                ends |= set(range(max(window, job.num_prefilled + 1), until))
+            return list(dict.fromkeys(map(whole_end, sorted(ends))))
+        is_last = until == job.boundaries[-1] and job.has_reply
+        if is_last and job.remaining <= (1 if self.pads_chunks else max(1, max_spare_logits)):
+            return [until]
+        ahead = until - 1 if is_last else until
+        sizes = padded_sizes(ahead - job.num_prefilled) if self.pads_chunks else []
+        positions = [*accumulate(sizes[:-1], initial=job.num_prefilled), ahead][1:]
+        return list(dict.fromkeys(map(whole_end, [*positions, until])))
+
+    def _share_chunk(self, *, others_wait: bool) -> list[tuple[PrefillJob, int]]:
+        """Share a chunk out; return the jobs that get some of it, and how many tokens.
+
+        The first job gets all that it needs, or half of the chunk if others can be completed with the other half. One
+        that will find more in the prefix cache once those before it are prefilled gets nothing yet.
+        """
+        first, *others = self.jobs
+        share = self._look_up(first)
+        budget = self._chunk_size(first, 1.0, others_wait=others_wait)
+        if share > budget:
+            half = self._chunk_size(first, 0.5, others_wait=others_wait)
+            others = [other for other in others if self._max_remaining(other) <= budget - half]
+            share = half if others else budget
+        shares = [(first, share)]
+        budget -= share
+        for job in others:
+            if self._will_find_more([each for each, _ in shares], job):
+                continue
+            share = self._look_up(job)
+            if share > budget:
+                break
+            shares.append((job, share))
+            budget -= share
+        return shares
+
+    def _chunk_size(self, first: PrefillJob, share: float, *, others_wait: bool) -> int:
+        start = first.num_prefilled
         size = self.pacer.chunk_size(start, others_wait=others_wait, share=share)
+        asks = first.has_reply  # a warm-up takes nothing from other models
         return self._runtime.cache_budget.fitting_chunk(start, size, asks=asks)
 
-    def _count_remaining(self, job: PrefillJob) -> int:
+    def _look_up(self, job: PrefillJob) -> int:
+        """Look a prompt up in the prefix cache, the first time; return how many of its tokens remain."""
         if job.layers is None:
             sequence = job.sequence
             end = job.boundaries[-1]
             known, layers = self._prefix_store.find(sequence, end - 1 if job.has_reply else end)
-            job.layers = layers if layers is not None else self._runtime.fresh_layers(sequence.adapter)
+            job.layers = (
+                layers if layers is not None else self._runtime.networks.fresh_layers(sequence.adapter)
+            )
             job.num_prefilled = sequence.num_cached = known
-            self._runtime.cache_budget.reserve_seeing(sequence.key, sequence.seeing_bytes(known))
+            self._runtime.cache_budget.reserve_seeing(sequence.key, sequence.images.seeing_bytes(known))
         return job.remaining
 
-    def _estimate_remaining(self, job: PrefillJob) -> int:
+    def _max_remaining(self, job: PrefillJob) -> int:
+        """Return how many tokens remain of a prompt at most; it is not looked up, which would count as a use."""
         if job.layers is not None:
             return job.remaining
         return job.remaining - self._prefix_store.covered_tokens(job.sequence)
 
-    def _should_wait(self, group: Sequence[PrefillJob], other: PrefillJob) -> bool:
-        covered = len(other.sequence.tokens) - self._estimate_remaining(other)
-        return self._prefix_store.enabled and will_extend_prefix(group, other, covered)
+    def _will_find_more(self, before: Sequence[PrefillJob], job: PrefillJob) -> bool:
+        """Whether a prompt will find more in the prefix cache once these before it are prefilled."""
+        if not self._prefix_store.enabled:
+            return False
+        sequence = job.sequence
+        length = len(sequence.tokens)
+        covered = length - self._max_remaining(job)
+        return any(
+            covered < boundary < length and each.sequence.packed(boundary) == sequence.packed(boundary)
+            for each in before
+            if each.sequence.adapter == sequence.adapter
+            for boundary in each.boundaries
+        )
+
+
+def _progress(job: PrefillJob) -> Iterator[tuple[int, Outcome]]:
+    sequence = job.sequence
+    if not sequence.num_emitted:  # it is not a reply that was preempted
+        yield sequence.key, Progress(job.num_prefilled, len(sequence.tokens), sequence.num_cached)
 
 
 def _queue_order(job: PrefillJob) -> int:
     """Return what the queue is sorted by. Time is left out: it would differ between processes that share a model."""
     return job.sequence.key + REQUESTS_PER_PRIORITY * job.sequence.request.priority
-
-
-def _run_chunks(
-    network: Any,
-    chunks: Sequence[tuple[PrefillJob, int]],
-    on_checkpoint: OnCheckpoint | None,
-    *,
-    pad: bool,
-) -> list[mx.array]:
-    """Prefill prompts up to positions in them, in one run; return the arrays to compute: the caches, no logits.
-
-    With `pad` chunks are filled up with tokens that are taken back from the caches. Nothing before them sees those.
-    """
-    segments, spare = [], []
-    for job, end in chunks:
-        assert job.layers is not None
-        start = job.num_prefilled
-        # Several sizes where an image that may not be cut has made the chunk longer.
-        spare.append(sum(padded_sizes(end - start)) - (end - start) if pad else 0)
-        segments.append(job.sequence.segment(network, start, end, job.layers, spare[-1]))
-    run_packed(network, segments)
-    total = sum(end - job.num_prefilled for job, end in chunks) + sum(spare)
-    for (job, end), segment, count in zip(chunks, segments, spare, strict=True):
-        rewind(segment.layers, count)
-        _advance(job, end, on_checkpoint, total)
-    return [layer.state for segment in segments for layer in segment.layers]
-
-
-def _advance(job: PrefillJob, end: int, on_checkpoint: OnCheckpoint | None, total: int) -> None:
-    """Note that a prompt has been prefilled up to `end`, in a run of so many tokens, and pass on the checkpoints there.
-
-    The prompt's own end is a checkpoint only if no reply follows: a reply appends to the same caches.
-    """
-    start, job.num_prefilled = job.num_prefilled, end
-    layers = job.layers
-    assert layers is not None
-    for boundary in job.boundaries:
-        is_reply_start = boundary == len(job.sequence.tokens) and job.has_reply
-        if on_checkpoint is not None and start < boundary <= end and not is_reply_start:
-            on_checkpoint(job, boundary, layers, end - boundary, total - (boundary - start))

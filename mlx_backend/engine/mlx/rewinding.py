@@ -6,7 +6,7 @@ it. But each run replaces a state and never writes to the old one, so holding th
 of the run has to be dropped, the old state is put back, everything else is trimmed to the same length, and the tokens
 of the run that were right have to run again: in one run with the next tokens, where they cost little.
 
-Sliding windows beside states are put back like states. They cannot be trimmed by a whole run: its first token has
+Sliding windows next to states are put back like states. They cannot be trimmed by a whole run: its first token has
 pushed out the oldest one. Knows nothing of drafts, networks or replies.
 """
 
@@ -87,7 +87,7 @@ def _saved(layer: Any) -> Any:
 
 
 def _restored(layer: Any, before: Any, num_run: int) -> Any:
-    """Return a layer as it was before a run of so many tokens."""
+    """Return a layer as it was before a run of `num_run` tokens."""
     if isinstance(layer, CacheList):
         pairs = zip(layer.caches, before, strict=True)
         layer.caches = tuple(_restored(each, saved, num_run) for each, saved in pairs)

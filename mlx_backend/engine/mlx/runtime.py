@@ -1,365 +1,343 @@
-"""A model that is ready to run: its networks, its caches' kind, what drafts for it, and the memory that is left.
+"""A model that is ready to run: its networks, what they can do and cost, and the memory that is left for caches.
 
-Made on the engine thread, by loading the model and running it once. Knows nothing of requests.
+Made on the engine thread, in steps of which each returns what the later ones need:
+
+    files ─▶ networks ─▶ faster layers ─▶ abilities ─▶ vision ─▶ costs ─▶ memory ─▶ prefix store
+
+Knows nothing of requests.
 """
 
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
-from mlx_backend.device.memory import format_bytes, room_for_weights
-from mlx_backend.device.mlx import is_gpu, prepares_for_lengths, weight_bytes
-from mlx_backend.device.too_large import too_large
+from mlx_backend.device.memory import format_bytes, room_for_weights, too_large
+from mlx_backend.device.mlx import is_gpu, prepares_for_lengths
 from mlx_backend.engine.kv_cache_budget import MAX_TOKENS, KVCacheBudget
+from mlx_backend.engine.mlx.arrays import coarsest_dtype
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH
-from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError
-from mlx_backend.engine.mlx.cache_cost import CacheCost
-from mlx_backend.engine.mlx.draft_loading import load_drafts, try_drafts, try_packing_drafts
-from mlx_backend.engine.mlx.fresh_caches import fresh_caches, run_first
-from mlx_backend.engine.mlx.kv_cache import can_merge, can_rewind
-from mlx_backend.engine.mlx.loading import load_adapter, load_model
-from mlx_backend.engine.mlx.many_rows_loading import load_many_rows
-from mlx_backend.engine.mlx.prefix_cache import PrefixCache
-from mlx_backend.engine.mlx.rewinding import has_to_replay, held_layers
-from mlx_backend.engine.mlx.sampling import text_token_mask
+from mlx_backend.engine.mlx.batch_trial import try_networks
+from mlx_backend.engine.mlx.chunk_cost import CacheCost
+from mlx_backend.engine.mlx.kv_cache import run_first
+from mlx_backend.engine.mlx.loading import load_networks
+from mlx_backend.engine.mlx.prefix_cache import PrefixCache, PrefixStore
+from mlx_backend.engine.mlx.rewinding import held_layers
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
 from mlx_backend.engine.mlx.vision.tower import load_vision
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineError
+from mlx_backend.layers.many_rows import use_many_rows_layers
+from mlx_backend.layers.unread_outputs import find_unread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from mlx_backend.device import Device
-    from mlx_backend.device.lock import FairLock
     from mlx_backend.device.memory import MemoryReservation
+    from mlx_backend.engine.mlx.batch_trial import Abilities
     from mlx_backend.engine.mlx.chunk_cost import ChunkCost
-    from mlx_backend.engine.mlx.collectives import Ranks
+    from mlx_backend.engine.mlx.collectives import MLXRanks
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
-    from mlx_backend.engine.mlx.loading import LoadedNetwork
+    from mlx_backend.engine.mlx.loading import Networks
     from mlx_backend.engine.mlx.speculative import Drafter
     from mlx_backend.engine.mlx.vision.tower import Vision
-    from mlx_backend.layers.many_rows_state import ManyRows
+    from mlx_backend.layers.many_rows import ManyRows
     from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)
 
-# Of the memory that the model leaves. A cached prefix is in memory twice while its next turn runs.
 PREFIX_CACHE_SHARE = 0.5
-# Logits computed for nothing, and the last layer for their tokens, to save one more run of the network.
-MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES = 32, 64 << 20
+"""Share of the memory that the model leaves, for cached prefixes. One is in memory twice while its next turn runs."""
 WARM_UP_TOKENS = 8
-FAR, FAR_ON_GPU, MIN_FAR = (
-    2048,
-    8192,
-    512,
-)  # position at which the memory of a chunk behind a long text is measured
-MEASURED_SHARE = 1 / 8  # of the room, that its caches may take, and the chunk
-MIN_COMFORTABLE_TOKENS = 4096  # of a conversation; a model that leaves memory for fewer is warned about
+TRIED_TOKENS = 64
+"""Tokens that layers for many rows are tried with: enough that mlx-lm sorts the rows of a mixture by expert."""
+FEW_TOKENS = 2
+"""Tokens of a run where it does not matter which implementation layers use."""
+FAR, MIN_FAR = 2048, 512
+"""Position at which the memory of a chunk after a long text is measured, at most and at least."""
+MEASURED_SHARE = 1 / 8
+"""Share of the room that the caches of such a chunk may take, and the chunk itself."""
+MIN_COMFORTABLE_TOKENS = 4096
+"""Length of a conversation; a model that leaves memory for fewer tokens is warned about."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Runtime:
-    """Loads the model when it is made. Raises EngineError with a text for people.
+    """A loaded model. `vision` is None for one that cannot see images here.
 
-    `networks` are by adapter; "" is the model without one. `can_rewind` says whether the caches can take back all
-    tokens of a step but the first, and `can_pack` whether prompts and replies can run together without padding
-    (packed_forward.py). With `replays_drafts`, the right tokens before a wrong draft have to run again (rewinding.py).
-    `unbatched` says why replies cannot be decoded together (batch_trial.py); it is empty if they can. `pads_chunks`
-    says whether chunks are filled up to a few lengths, and `chunk_cost` what one takes. `vision` is None
-    for a model that cannot see images here.
+    `many_rows` belongs to the layers with an implementation for many rows, if there are any. `chunk_cost` is what a
+    chunk of a prompt takes. `weight_bytes` are those of this process's part, with adapters, draft model and vision.
     """
 
-    def __init__(
-        self,
-        source: str | Path,
-        options: EngineOptions,
-        device: Device,
-        ranks: Ranks | None,
-        on_progress: Callable[[float], None],
-    ) -> None:
-        if ranks is not None:
-            ranks.refuse_unsupported(options)
-        self.options = options
-        group = ranks.group if ranks else None
-        with ExitStack() as cleanup:  # if a step fails, undoes those before it
-            reservation = device.memory.reserve(0, limit=options.memory_bytes)
-            cleanup.callback(reservation.close)
-            sizes = _SizeCheck(reservation, is_given=options.memory_bytes is not None)
-            model = self.model = load_model(
-                source, options, on_progress, group, sizes.add, device.memory.host_caches
-            )
-            _check_context_length(options, model)
-            self.networks = _load_networks(model, options, sizes)
-            tokenizer = model.tokenizer
-            self.text_mask = text_token_mask(tokenizer.vocabulary_size, tokenizer.special_tokens.keys())
-            self.max_spare_logits = min(
-                MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES // (4 * tokenizer.vocabulary_size)
-            )
-            layers = self.fresh_layers("")
-            self.can_rewind = all(can_rewind(layer) for layer in layers)
-            self.pads_chunks = self.can_rewind and prepares_for_lengths()
-            self.draft = load_drafts(model, options, layers, sizes.add)
-            self.replays_drafts = has_to_replay(layers)
-            if ranks is not None:
-                ranks.check_alike(model.folder, options)
-            try:
-                # Processes that share a model would time layers differently, and have to do the same runs.
-                self._many_rows = self._load_many_rows() if ranks is None else None
-                cost = self._warm_up(layers)
-                self.can_pack, self.unbatched = self._try_together(layers, ranks)
-                self._can_draft = self._try_drafts(layers, ranks)
-                self._can_pack_drafts = self.can_pack and try_packing_drafts(
-                    self.draft, many_tokens=prepares_for_lengths()
-                )
-            except EngineError:
-                raise
-            except Exception as error:
-                raise EngineError(f"The model was loaded but cannot be run: {error}") from error
-            load = partial(load_vision, model.folder, list(self.networks.values()), device.lock, sizes.add)
-            can_pack = self.can_pack or (options.packing and not self.can_rewind)  # not tried then: alone
-            self.vision = load(can_pack=can_pack, shared=ranks is not None)
-            cost, are_alike = self._reserve_weights(reservation, cost, ranks)
-            if self.unbatched:
-                log.warning("Replies are decoded one after the other in each step: %s.", self.unbatched)
-            self.chunk_cost = self._measure(device.lock, ranks, cost, int(reservation.room * MEASURED_SHARE))
-            waiting = PreparedImages() if self.vision is None else self.vision.waiting
-            waiting.room = lambda: reservation.max_room
-            self.cache_budget = KVCacheBudget(
-                reservation,
-                cost,
-                max_padded=self._max_padded,
-                chunk_bytes=self.chunk_cost.working_bytes,
-                # Processes that share a model have to prefill alike, however short of memory each one's machine is.
-                pressure=device.memory.pressure if ranks is None else lambda: "none",
-                waiting=lambda: waiting.nbytes,
-                gives_up=ranks is None,
-            )
-            self._check_room(cost)
-            prefix_bytes = _prefix_cache_bytes(options, self.cache_budget) if are_alike else 0
-            self.prefixes = PrefixCache(prefix_bytes, shared=ranks is not None)
-            cleanup.callback(self.prefixes.clear)
-            self.disk = _open_disk_cache(options, model.folder, self.vision, cleanup)
-            on_progress(1.0)
-            self._cleanup = cleanup.pop_all()
-
-    def close(self) -> None:
-        """Give back what outlives this object: the memory, the prefixes and the disk's writer."""
-        self._cleanup.close()
-
-    @property
-    def can_batch(self) -> bool:
-        """Whether replies can be decoded together."""
-        return not self.unbatched
-
-    @property
-    def _max_padded(self) -> int:
-        """To how many tokens the caches of a reply may be padded when it is decoded together with others."""
-        if not self.can_batch:
-            return 0
-        # What gets longer is separated before the next step.
-        return MAX_MERGED_LENGTH + 1 if self.can_pack else MAX_TOKENS
+    options: EngineOptions
+    networks: Networks
+    many_rows: ManyRows | None
+    abilities: Abilities
+    vision: Vision | None
+    weight_bytes: int
+    chunk_cost: ChunkCost
+    cache_budget: KVCacheBudget
+    prefix_store: PrefixStore
+    close: Callable[[], None]
+    """Gives back what outlives this object: the memory, the prefixes and the disk's writer."""
 
     def drafter(self) -> Drafter | None:
         """Return what drafts for one reply, if anything does."""
-        if self.draft is not None:
+        draft = self.networks.draft
+        if draft is not None:
+            can_pack = self.abilities.can_pack_drafts
             return ModelDrafter(
-                self.draft.network,
-                self.draft.num_tokens,
-                can_pack=self._can_pack_drafts,
-                pads=prepares_for_lengths(),
+                draft.network, draft.num_tokens, can_pack=can_pack, pads=prepares_for_lengths()
             )
-        return TextDrafter() if self._can_draft else None
+        return TextDrafter() if self.abilities.can_draft else None
 
     def filling_caches(self) -> AbstractContextManager[None]:
-        """Return a context for runs whose logits nobody reads: layers that no cache depends on are left out."""
-        return nullcontext() if self._many_rows is None else self._many_rows.without_unread()
+        """Return a context for runs whose logits are not read: layers that no cache depends on are left out."""
+        return nullcontext() if self.many_rows is None else self.many_rows.without_unread()
 
-    def fresh_layers(self, adapter: str) -> LayerCaches:
-        """Return empty caches for a prompt of which nothing is cached."""
-        return fresh_caches(self.networks[adapter], self.options)
 
-    def _load_many_rows(self) -> ManyRows | None:
-        drafting = [(self.draft.network, partial(draft_layers, self.draft.network))] if self.draft else []
-        answering = [
-            (network, partial(self.fresh_layers, adapter)) for adapter, network in self.networks.items()
-        ]
-        return load_many_rows(answering, drafting, self.options)
-
-    def _warm_up(self, layers: LayerCaches) -> CacheCost:
-        """Run the networks once, which compiles their kernels; return what the caches of one reply cost."""
-        tokens = mx.array([[0] * WARM_UP_TOKENS])
-        run_first(self.networks[""], tokens, layers, self.options)
-        if self.draft is not None or self.options.draft_from_text:
-            layers = [*layers, *held_layers(layers)]
-        if self.draft is not None:  # each reply has caches of the draft network too
-            drafts = draft_layers(self.draft.network)
-            self.draft.network(tokens, cache=drafts)
-            layers = [*layers, *drafts, *held_layers(drafts)]
-        mx.eval([layer.state for layer in layers])
-        mx.clear_cache()
-        return CacheCost(layers, WARM_UP_TOKENS)
-
-    def _measure(self, lock: FairLock, ranks: Ranks | None, cost: CacheCost, room: int) -> ChunkCost:
-        """Run chunks of the lengths that prompts will have, and return what one takes."""
-        warm_up = WarmUp(
-            self.networks[""],
-            partial(self.fresh_layers, ""),
-            max_tokens=self.options.context_length or self.model.context_length,
-            far=_far(cost, room),
-            room=room,
-            num_tokens=self.model.tokenizer.vocabulary_size,
-            agree=(lambda value: max(ranks.all_gather(value)))
-            if ranks is not None
-            else (lambda value: value),
-            prepares=prepares_for_lengths(),
-            many_rows=self._many_rows,
+def load_runtime(
+    source: str | Path,
+    options: EngineOptions,
+    device: Device,
+    ranks: MLXRanks | None,
+    on_progress: Callable[[float], None],
+) -> Runtime:
+    """Load a model, try and measure it. Raises EngineError with a text for people."""
+    if ranks is not None:
+        ranks.refuse_unsupported(options)
+    with ExitStack() as cleanup:  # if a step fails, undoes those before it
+        reservation = device.memory.reserve(0, limit=options.memory_bytes)
+        cleanup.callback(reservation.close)
+        reserve = partial(_reserve_weights, reservation, options.memory_bytes is not None)
+        networks = load_networks(
+            source,
+            options,
+            on_progress=on_progress,
+            group=ranks.group if ranks else None,
+            check_size=reserve,
+            caches=device.memory.host_caches,
         )
-        if is_gpu():  # a CPU prepares nothing for a length
-            # Half of the time is for rehearsed requests, which several ranks do not run.
-            warm_up.run_lengths(self.options.warm_up_seconds / (2 if ranks is None else 1))
-        with lock:  # MLX counts the memory of all models together
-            return warm_up.measure()
-
-    def _try_together(self, layers: LayerCaches, ranks: Ranks | None) -> tuple[bool, str]:
-        """Try packed runs and batches; return whether prompts and replies can be packed, and why not even batched."""
-        if other := sorted({type(layer).__name__ for layer in layers if not can_merge(layer)}):
-            return False, f"its {', '.join(other)} cannot be merged{_option_behind(self.options)}"
-        if ranks is not None and not hasattr(self.networks[""], "shard"):
-            return False, ""  # in a pipeline of ranks, one that failed here would leave the others waiting
-        trials = [
-            BatchTrial(network, partial(self.fresh_layers, adapter))
-            for adapter, network in self.networks.items()
-        ]
-        if self.options.packing and self.can_rewind:
-            try:
-                for trial in trials:
-                    trial.try_packing(many_tokens=prepares_for_lengths())
-            except BatchTrialError as error:
-                log.debug("Prompts and replies cannot be packed: %s.", error)
-            else:
-                return True, ""
-        try:
-            for trial in trials:
-                trial.try_batching()
-        except BatchTrialError as error:
-            return False, str(error)
-        return False, ""
-
-    def _try_drafts(self, layers: LayerCaches, ranks: Ranks | None) -> bool:
-        """Try whether the networks can do what drafts need; return whether replies can get any."""
-        is_pipeline = ranks is not None and not hasattr(self.networks[""], "shard")
-        trials = (
-            BatchTrial(network, partial(self.fresh_layers, adapter))
-            for adapter, network in self.networks.items()
-            if not is_pipeline  # there, a rank that fails would leave the others waiting
-        )
-        can_draft = try_drafts(self.options, layers, trials, self.draft)
-        return can_draft if ranks is None else all(ranks.all_gather(can_draft))
-
-    def _reserve_weights(
-        self, reservation: MemoryReservation, cost: CacheCost, ranks: Ranks | None
-    ) -> tuple[CacheCost, bool]:
-        """Reserve memory for the weights as they are; ranks agree on how much they have and on how they run.
-
-        Returns what the caches of one reply cost, and whether all ranks have the same caches.
-        """
-        limit, weights, are_alike = reservation.limit, self.weight_bytes(), True
         if ranks is not None:
-            limit, weights, cost, self.unbatched, are_alike = ranks.agree_on_memory(
-                limit, weights, cost, unbatched=self.unbatched
-            )
-            self.can_pack = all(ranks.all_gather(self.can_pack)) and self.can_batch
+            ranks.check_alike(networks.model.folder, options)
+        with _explaining_failures():
+            # Processes that share a model would time layers differently, and have to do the same runs.
+            many_rows = _use_many_rows_layers(networks) if ranks is None else None
+            cost = _first_run(networks)
+            abilities = try_networks(networks, ranks)
+        if abilities.unbatched:
+            log.warning("Replies are decoded one after the other in each step: %s.", abilities.unbatched)
+        vision = load_vision(
+            networks.model.folder,
+            list(networks.by_adapter.values()),
+            device.lock,
+            reserve,
+            can_pack=abilities.can_pack or (options.packing and not abilities.can_rewind),  # not tried then
+            shared=ranks is not None,
+        )
+        weight_bytes = networks.weight_bytes() + (vision.nbytes if vision is not None else 0)
+        limit, weights, are_alike = reservation.limit, weight_bytes, True
+        if ranks is not None:
+            limit, weights, cost, are_alike = ranks.agree_on_memory(limit, weights, cost)
         reservation.limit = limit
         reservation.set_weights(weights)
-        return cost, are_alike
-
-    def _check_room(self, cost: CacheCost) -> None:
-        """Refuse a model beside which nothing can be generated, and warn of one that leaves little."""
-        room, limit = self.cache_budget.max_room, self.cache_budget.limit
-        name, left = self.model.name, format_bytes(max(0, self.cache_budget.max_room))
-        if cost(1) > room:
-            raise EngineError(
-                f"The model {name!r} leaves {left} of {format_bytes(limit)} for replies, and a single token needs "
-                f"{format_bytes(cost(1))}. Unload other models, choose a smaller one, or raise --memory-gb."
-            )
-        self.cache_budget.check(1, "A single token")
-        tokens = min(self.options.context_length or self.model.context_length, MIN_COMFORTABLE_TOKENS)
-        if cost(tokens) > room:
-            log.warning(
-                "%s leaves %s of memory for requests, and one of %d tokens needs %s: such will be refused. A smaller "
-                "model leaves more; --memory-gb raises the limit.",
-                name,
-                left,
-                tokens,
-                format_bytes(cost(tokens)),
-            )
-
-    def weight_bytes(self) -> int:
-        """Return how many bytes the weights take here: of this process's part, with adapters and draft model."""
-        networks = self.networks.items()
-        weights = sum(weight_bytes(network, adapter_only=adapter != "") for adapter, network in networks)
-        seen_with = self.vision.nbytes if self.vision is not None else 0
-        return weights + seen_with + (weight_bytes(self.draft.network) if self.draft is not None else 0)
-
-
-def _option_behind(options: EngineOptions) -> str:
-    """Name the option that gives the model caches of another kind than its own; empty if there is none."""
-    given = {"--kv-bits": options.kv_bits, "--max-kv-size": options.max_kv_size}
-    return next(
-        (f" (it has them because of {name})" for name, value in given.items() if value is not None), ""
-    )
-
-
-def _check_context_length(options: EngineOptions, model: LoadedNetwork) -> None:
-    limit = options.context_length
-    if limit is None or 0 < limit <= model.context_length:
-        return
-    if limit < 1 or model.states_context_length:
-        raise EngineError(
-            f"A context of {limit} tokens is not possible: this model's is {model.context_length}."
+        chunk_cost = _measure(
+            networks, many_rows, device, ranks, cost, int(reservation.room * MEASURED_SHARE)
         )
-    log.info("The context is %d tokens, as given: the model states none.", limit)
+        budget = _cache_budget(reservation, device, ranks, cost, chunk_cost, abilities, vision)
+        _check_room(budget, cost, networks)
+        prefixes = PrefixCache(
+            _prefix_cache_bytes(options, budget) if are_alike else 0, shared=ranks is not None
+        )
+        cleanup.callback(prefixes.clear)
+        disk = _open_disk_cache(options, networks.model.folder, vision)
+        if disk is not None:
+            cleanup.callback(disk.close)
+        on_progress(1.0)
+        return Runtime(
+            options=options,
+            networks=networks,
+            many_rows=many_rows,
+            abilities=abilities,
+            vision=vision,
+            weight_bytes=weight_bytes,
+            chunk_cost=chunk_cost,
+            cache_budget=budget,
+            prefix_store=PrefixStore(prefixes, disk, budget, options.adapter or "", vision),
+            close=cleanup.pop_all().close,
+        )
 
 
-class _SizeCheck:
-    """Refuses a model whose weights are too large, and reserves memory for them, before they are read."""
-
-    def __init__(self, reservation: MemoryReservation, *, is_given: bool) -> None:
-        self._reservation = reservation
-        self._is_given = is_given  # whether the limit is this model's own
-
-    def add(self, name: str, nbytes: int) -> None:
-        """Count a network's weights. Raises EngineError if all of them together do not fit."""
-        total, limit = self._reservation.weights + nbytes, self._reservation.limit
-        if total > room_for_weights(limit):
-            raise EngineError(too_large(name, total, limit, is_given=self._is_given))
-        self._reservation.set_weights(total)
+def _reserve_weights(reservation: MemoryReservation, has_own_limit: bool, name: str, nbytes: int) -> None:
+    """Reserve memory for a network's weights before they are read. Raises EngineError if all together do not fit."""
+    total, limit = reservation.weights + nbytes, reservation.limit
+    if total > room_for_weights(limit):
+        raise EngineError(too_large(name, total, limit, is_given=has_own_limit))
+    reservation.set_weights(total)
 
 
-def _load_networks(model: LoadedNetwork, options: EngineOptions, sizes: _SizeCheck) -> dict[str, Any]:
-    networks = {"": model.network}
-    for adapter in options.adapters:
-        networks[adapter] = load_adapter(model, options, adapter, sizes.add)
-    if options.adapter is not None and options.adapter not in options.adapters:
-        raise EngineError(f"There is no adapter {options.adapter!r}.")
-    return networks
+@contextmanager
+def _explaining_failures() -> Iterator[None]:
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:
+        raise EngineError(f"The model was loaded but cannot be run: {error}") from error
 
 
-def _far(cost: CacheCost, room: int) -> int:
-    """Return the position at which the memory of a chunk behind a long text is measured; 0 if no caches have room."""
+def _use_many_rows_layers(networks: Networks) -> ManyRows | None:
+    """Replace the layers for which another implementation is faster with many rows; return None if none was replaced.
+
+    They are tried in the networks. What such layers are is in layers/many_rows.py.
+    """
+    options, draft = networks.options, networks.draft
+    answering = [
+        (network, partial(networks.fresh_layers, adapter)) for adapter, network in networks.by_adapter.items()
+    ]
+    drafting = [(draft.network, partial(draft_layers, draft.network))] if draft is not None else []
+    every = [network for network, _ in (*answering, *drafting)]
+    many_rows = use_many_rows_layers(every, coarsest_dtype(every[0]), dequantize=options.dequantize)
+    if many_rows is None:
+        return None
+    tokens = mx.zeros((1, TRIED_TOKENS), mx.int32)
+    try:
+        with many_rows.always():
+            for network, make_caches in answering:
+                layers = make_caches()
+                run_first(network, tokens, layers, options)
+                mx.eval(_contents(layers))
+            for network, make_caches in drafting:
+                mx.eval(_filled(network, make_caches, tokens))
+    except Exception as error:  # such as a network that is compiled, and cannot wait for its layers
+        log.warning("Weights are not dequantised for long prompts, and rows not grouped by expert: %r", error)
+        many_rows.is_enabled = False
+        return None
+    for each in answering:
+        try:
+            number = find_unread(many_rows, partial(_filled, *each, tokens[:, :FEW_TOKENS]))
+        except Exception as error:
+            log.debug("Every layer is computed in every chunk of a prompt: %r", error)
+        else:
+            log.debug("%d layers are left out of chunks that do not end a prompt.", number)
+    return many_rows
+
+
+def _filled(network: Any, make_caches: Callable[[], LayerCaches], tokens: mx.array) -> list[mx.array]:
+    """Run a network on tokens, and return what its caches hold then."""
+    layers = make_caches()
+    network(tokens, cache=layers)
+    return _contents(layers)
+
+
+def _contents(layers: LayerCaches) -> list[mx.array]:
+    values = (value for _, value in tree_flatten([layer.state for layer in layers]))
+    return [value for value in values if isinstance(value, mx.array)]
+
+
+def _first_run(networks: Networks) -> CacheCost:
+    """Run the networks once, which compiles their kernels; return what the caches of one reply cost."""
+    tokens, layers = mx.array([[0] * WARM_UP_TOKENS]), networks.fresh_layers()
+    run_first(networks.model.network, tokens, layers, networks.options)
+    if networks.draft is not None or networks.options.draft_from_text:
+        layers = [*layers, *held_layers(layers)]
+    if networks.draft is not None:  # each reply has caches of the draft network too
+        drafts = draft_layers(networks.draft.network)
+        networks.draft.network(tokens, cache=drafts)
+        layers = [*layers, *drafts, *held_layers(drafts)]
+    mx.eval([layer.state for layer in layers])
+    mx.clear_cache()
+    return CacheCost(layers, WARM_UP_TOKENS)
+
+
+def _measure(
+    networks: Networks,
+    many_rows: ManyRows | None,
+    device: Device,
+    ranks: MLXRanks | None,
+    cost: CacheCost,
+    room: int,
+) -> ChunkCost:
+    """Run chunks of the lengths that prompts will have, and return what one takes."""
     far = FAR
     while far >= MIN_FAR and cost(far) > room:
         far //= 2
-    return far if far >= MIN_FAR else 0
+    options, model = networks.options, networks.model
+    warm_up = WarmUp(
+        model.network,
+        networks.fresh_layers,
+        max_tokens=options.context_length or model.context_length,
+        far=far if far >= MIN_FAR else 0,  # 0: no caches have room
+        room=room,
+        num_tokens=model.tokenizer.vocabulary_size,
+        agree=(lambda value: value) if ranks is None else (lambda value: max(ranks.all_gather(value))),
+        prepares=prepares_for_lengths(),
+        many_rows=many_rows,
+    )
+    if is_gpu():  # a CPU prepares nothing for a length
+        # Half of the time is for requests, which several ranks do not run.
+        warm_up.run_lengths(options.warm_up_seconds / (2 if ranks is None else 1))
+    with device.lock:  # MLX counts the memory of all models together
+        return warm_up.measure()
+
+
+def _cache_budget(
+    reservation: MemoryReservation,
+    device: Device,
+    ranks: MLXRanks | None,
+    cost: CacheCost,
+    chunk_cost: ChunkCost,
+    abilities: Abilities,
+    vision: Vision | None,
+) -> KVCacheBudget:
+    waiting = PreparedImages() if vision is None else vision.waiting
+    waiting.room = lambda: reservation.max_room
+    max_padded = 0
+    if abilities.can_batch:  # what gets longer than can be merged is separated before the next step
+        max_padded = MAX_MERGED_LENGTH + 1 if abilities.can_pack else MAX_TOKENS
+    return KVCacheBudget(
+        reservation,
+        cost,
+        max_padded=max_padded,
+        chunk_bytes=chunk_cost.working_bytes,
+        # Processes that share a model have to prefill alike, however short of memory each one's machine is.
+        pressure=device.memory.pressure if ranks is None else lambda: "none",
+        waiting=lambda: waiting.nbytes,
+        gives_up=ranks is None,
+    )
+
+
+def _check_room(budget: KVCacheBudget, cost: CacheCost, networks: Networks) -> None:
+    """Refuse a model that leaves no room for a single token, and warn of one that leaves little."""
+    model, room = networks.model, budget.max_room
+    left = format_bytes(max(0, room))
+    if cost(1) > room:
+        raise EngineError(
+            f"The model {model.name!r} leaves {left} of {format_bytes(budget.limit)} for replies, and a single token "
+            f"needs {format_bytes(cost(1))}. Unload other models, choose a smaller one, or raise --memory-gb."
+        )
+    budget.check(1, "A single token")
+    tokens = min(networks.options.context_length or model.context_length, MIN_COMFORTABLE_TOKENS)
+    if cost(tokens) > room:
+        log.warning(
+            "%s leaves %s of memory for requests, and one of %d tokens needs %s: such will be refused. A smaller "
+            "model leaves more; --memory-gb raises the limit.",
+            model.name,
+            left,
+            tokens,
+            format_bytes(cost(tokens)),
+        )
 
 
 def _prefix_cache_bytes(options: EngineOptions, budget: KVCacheBudget) -> int:
@@ -368,9 +346,7 @@ def _prefix_cache_bytes(options: EngineOptions, budget: KVCacheBudget) -> int:
     return int(max(0, budget.room_beside_requests) * PREFIX_CACHE_SHARE)
 
 
-def _open_disk_cache(
-    options: EngineOptions, folder: Path, vision: Vision | None, cleanup: ExitStack
-) -> DiskCheckpoints | None:
+def _open_disk_cache(options: EngineOptions, folder: Path, vision: Vision | None) -> DiskCheckpoints | None:
     if options.cache_folder is None:
         return None
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints, model_fingerprint
@@ -386,5 +362,4 @@ def _open_disk_cache(
         fingerprint=model_fingerprint(folder, extra),
     )
     disk.open()
-    cleanup.callback(disk.close)
     return disk

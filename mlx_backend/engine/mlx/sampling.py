@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.base import GenerationRequest, Sampling
 
-MIN_TEMPERATURE = 1e-4  # below it sampling is greedy: dividing by less overflows before it changes a choice
+MIN_TEMPERATURE = 1e-4
+"""Below it sampling is greedy: dividing by less overflows before it changes a choice."""
 
-_SPREAD = 0x9E3779B97F4A7C15  # splitmix64: its increment and its two multipliers (Steele et al., 2014)
+# splitmix64: its increment and its two multipliers (Steele et al., 2014).
+_SPREAD = 0x9E3779B97F4A7C15
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _MASK = 2**64 - 1
 

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import mlx.core as mx
 
 from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
-from mlx_backend.engine.mlx.draft_record import DraftRecord
-from mlx_backend.engine.mlx.kv_cache import TOKEN_BYTES, as_bytes
-from mlx_backend.engine.mlx.packed_forward import Segment
+from mlx_backend.engine.mlx.draft_pacer import DraftRecord
+from mlx_backend.engine.mlx.kv_cache import TOKEN_BYTES
 from mlx_backend.engine.mlx.sampling import SamplePosition
+from mlx_backend.engine.mlx.vision.prompt_images import PromptImages
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from mlx_backend.engine.base import GenerationRequest, Logprobs
-    from mlx_backend.engine.mlx.detokenizer import Detokenizer
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
+    from mlx_backend.engine.mlx.packed_forward import Segment
     from mlx_backend.engine.mlx.sampling import PenaltyState, RequestSampler, StepLogprobs
     from mlx_backend.engine.mlx.speculative import Drafter
-    from mlx_backend.engine.mlx.vision.prompt_images import PromptImages
+    from mlx_backend.engine.mlx.tokenizer import Detokenizer
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +51,7 @@ class DecodingSequence:
     num_to_replay: int = 0
     penalties: PenaltyState | None = None
     logprobs: tuple[StepLogprobs, int] | None = None  # of the token sampled last: its step, and its row there
-    images: PromptImages | None = None
+    images: PromptImages = field(default_factory=PromptImages)
     _packed: bytes = field(default=b"", repr=False)
 
     @property
@@ -78,30 +78,12 @@ class DecodingSequence:
         known = len(self._packed) // TOKEN_BYTES
         if count > known:
             more = self.tokens[known:]
-            self._packed += (
-                as_bytes(more) if self.images is None else self.images.keyed(known, more).tobytes()
-            )
+            self._packed += self.images.keyed(known, more).tobytes()
         return self._packed[: count * TOKEN_BYTES]
 
-    def can_store(self, count: int) -> bool:
-        """Whether a prefix of so many tokens may be cached."""
-        return self.images is None or self.images.can_store(count)
-
-    def seeing_bytes(self, start: int) -> int:
-        """Return the working memory for seeing the images behind a position."""
-        return self.images.seeing_bytes(start) if self.images is not None else 0
-
-    @property
-    def position_shift(self) -> int:
-        """What is added to the number of a token of the reply to get its position."""
-        return self.images.shift if self.images is not None else 0
-
     def segment(self, network: Any, start: int, end: int, layers: LayerCaches, spare: int = 0) -> Segment:
-        """Return what runs the tokens from `start` to `end`, and as many zeros behind them. Raises ForwardError."""
-        tokens = self.tokens[start:end] + [0] * spare
-        if self.images is not None:
-            return self.images.segment(network, tokens, start, end, layers)
-        return Segment(mx.array([tokens]), layers)
+        """Return what runs the tokens from `start` to `end`, and `spare` zeros after them. Raises ForwardError."""
+        return self.images.segment(network, self.tokens[start:end] + [0] * spare, start, end, layers)
 
     def next_position(self) -> SamplePosition:
         """Return the position to sample at, and count it as sampled."""

@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from mlx_backend.engine.mlx.arrays import as_ints
-from mlx_backend.engine.mlx.chunk_sizes import padded_sizes
+from mlx_backend.engine.mlx.chunk_cost import padded_sizes
 from mlx_backend.engine.mlx.mlx_lm_patches import MAX_SINGLE_QUERIES
 from mlx_backend.engine.mlx.packed_forward import Segment, run_packed
 from mlx_backend.engine.mlx.rewinding import RewindPoint, has_to_replay
@@ -70,8 +70,8 @@ class TextDrafter:
     def __init__(self) -> None:
         self._end_of: dict[tuple[int, ...], int] = {}  # the last position after each n-gram
         self._indexed = 0
-        self._guess: list[int] | None = None  # made in a rehearsal,
-        self._guess_start = 0  # for this position
+        self._guess: list[int] | None = None  # made in a rehearsal
+        self._guess_start = 0  # its position
 
     def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
         """Guess from the text."""
@@ -135,7 +135,7 @@ class ModelDrafter:
         return drafts
 
     def num_to_prefill(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens there are behind those in its caches."""
+        """Return how many tokens there are after those in its caches."""
         return len(tokens) - self._num_known
 
     def rehearse(self, tokens: Sequence[int], max_drafts: int) -> None:
@@ -242,7 +242,7 @@ def draft_layers(network: Any) -> list[Any]:
 def _draft_with_model(
     drafters: Sequence[ModelDrafter], texts: Sequence[Sequence[int]], counts: Sequence[int]
 ) -> list[list[int]]:
-    """Run each text and draft so many tokens after it, all step by step together; wait only once."""
+    """Run each text and draft `counts` tokens after it, all step by step together; wait only once."""
     drafts: list[list[mx.array]] = [[] for _ in drafters]
     inputs = [mx.array([text]) for text in texts]
     while rows := [row for row, count in enumerate(counts) if len(drafts[row]) < count]:

@@ -1,7 +1,7 @@
 """Warm-up of a loaded network: measures how long chunks take and, on a GPU, does all that is slow the first time.
 
 Kernels are compiled or loaded when they are first used, and MLX's CUDA backend chooses algorithms for every new shape
-of a matrix. In the first process on a fresh H200, the first prompt beside a running reply stopped it for 2.9 seconds,
+of a matrix. In the first process on a fresh H200, the first prompt next to a running reply stopped it for 2.9 seconds,
 although lengths had been run; in later processes for 0.25. No request has to wait for what is done here.
 """
 
@@ -13,35 +13,46 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_backend.engine.mlx.chunk_cost import ChunkCost, ManyRowsCost, WorkingMemory
-from mlx_backend.engine.mlx.chunk_sizes import CHUNK_SIZES, PADDED_SIZES, RUN_OVERHEAD
+from mlx_backend.engine.mlx.chunk_cost import (
+    CHUNK_SIZES,
+    PADDED_SIZES,
+    RUN_OVERHEAD,
+    ChunkCost,
+    ManyRowsCost,
+    WorkingMemory,
+)
 from mlx_backend.engine.mlx.kv_cache import can_lengthen, lengthen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
-    from mlx_backend.layers.many_rows_state import ManyRows
+    from mlx_backend.layers.many_rows import ManyRows
 
 log = logging.getLogger(__name__)
 
 MEASURED_TOKENS = CHUNK_SIZES[0]
-MEMORY_TOKENS = (512, 256, 128)  # sizes of the chunks that memory is measured with, longest first
-MEMORY_CHUNKS = 4  # that are run for each measurement
-MAX_MEMORY_SECONDS = 3.0  # for all measurements with one size
-VARIOUS_TOKENS = (
-    256  # how many different tokens are drawn from, at most: enough for all of a mixture's experts
-)
-MAX_MEASURED_SECONDS = 0.25  # of a chunk of many rows, beyond which no longer one is measured
-MEASUREMENTS = 3  # of memory where they are fast: what a CPU frees late hides some of it
-GROWTH = 3.0  # how much longer the next length may take than the one before
+MEMORY_TOKENS = (512, 256, 128)
+"""Sizes of the chunks that memory is measured with, longest first."""
+MEMORY_CHUNKS = 4
+"""Number of chunks that are run for each measurement of memory."""
+MAX_MEMORY_SECONDS = 3.0
+"""The longest time for all measurements with one size."""
+VARIOUS_TOKENS = 256
+"""Number of different tokens that are drawn from, at most: enough for all of a mixture's experts."""
+MAX_MEASURED_SECONDS = 0.25
+"""Time of a chunk of many rows, beyond which no longer one is measured."""
+MEASUREMENTS = 3
+"""Number of measurements of memory where they are fast: what a CPU frees late hides some of it."""
+GROWTH = 3.0
+"""How many times as long as one length the next may take."""
 
 
 class WarmUp:
     """Runs a network on tokens that mean nothing, on caches of its own.
 
     `agree` gets a figure of this process and returns the largest of all processes that share the model: they have to
-    do the same runs. No run is longer than `max_tokens`. The working memory of chunks behind a long text is measured at
+    do the same runs. No run is longer than `max_tokens`. The working memory of chunks after a long text is measured at
     position `far`, with chunks that need no more than `room` bytes. The model's token ids are below `num_tokens`.
     `prepares` says that the device takes time for a length that is new to it, which is then not measured. `many_rows`
     belongs to the layers with an implementation for many rows, if there are any; then this process has the whole model.
@@ -72,7 +83,7 @@ class WarmUp:
         self._many_rows = many_rows
 
     def run_lengths(self, seconds: float) -> None:
-        """Run the lengths that chunks have, short ones first, for about so many seconds at most."""
+        """Run the lengths that chunks have, short ones first, for about `seconds` at most."""
         started, last = perf_counter(), 0.0
         done: list[int] = []
         for size in PADDED_SIZES:
@@ -115,7 +126,7 @@ class WarmUp:
         return ChunkCost(rate, memory, ManyRowsCost(seconds, nbytes))
 
     def _two_chunks(self) -> tuple[float, float, float]:
-        """Run two chunks, one behind the other; return the seconds of the second one, and the bytes of both."""
+        """Run two chunks, one after the other; return the seconds of the second one, and the bytes of both."""
         sizes = [self._measured_tokens] * 2
         if self._prepares:
             self._run(sizes)
@@ -127,12 +138,12 @@ class WarmUp:
 
         `two` is what `_two_chunks` returned. It has to do unless MLX computes with CUDA. There, the few megabytes that
         the GPU frees late would count for much in short chunks. Elsewhere memory is what the most demanding layer
-        needs. If that is one without attention, it hides what attention needs behind a long text.
+        needs. If that is one without attention, it hides what attention needs after a long text.
         """
         size, (seconds, first, second) = self._measured_tokens, two
 
         def fits(tokens: int) -> bool:
-            """Whether there is time for chunks of so many tokens, and of twice as many, and text to put them behind."""
+            """Whether there is time for chunks of `tokens`, and of twice as many, and text to put them after."""
             work = MEMORY_CHUNKS * (measurements + 1) * (1.5 * tokens + RUN_OVERHEAD)
             return 4 * tokens <= self._far and seconds * work / (size + RUN_OVERHEAD) <= MAX_MEMORY_SECONDS
 
@@ -176,7 +187,7 @@ class WarmUp:
         return sizes
 
     def _has_many_rows(self, many_rows: ManyRows, tokens: int) -> bool:
-        """Whether any layer uses its implementation for many rows in a chunk of so many tokens."""
+        """Whether any layer uses its implementation for many rows in a chunk of `tokens`."""
         many_rows.was_used = False
         with many_rows.without_products():
             self._run([tokens])

@@ -7,14 +7,14 @@ import pytest
 from disk_stores import Stores
 from engine_models import write_model, write_qwen
 
-from mlx_backend.engine.mlx import loaded_batch
+from mlx_backend.engine.mlx import batch
 
 
 @pytest.fixture(scope="session", autouse=True)
 def steps_as_on_a_gpu() -> Iterator[None]:
     """Have steps started ahead, as on the machines that models are served on; test_steps_on_a_cpu.py has the others."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(loaded_batch, "is_gpu", lambda: True)
+        patched.setattr(batch, "computes_ahead", lambda: True)
         yield
 
 

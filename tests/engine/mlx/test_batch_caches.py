@@ -17,8 +17,7 @@ from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_caches import BatchCaches, CacheError
 from mlx_backend.engine.mlx.kv_cache import LayerCaches
-from mlx_backend.engine.mlx.merged_caches import MergedKVCache
-from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_packing
+from mlx_backend.engine.mlx.mlx_lm_patches import MergedKVCache, patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import run_packed
 
 LONG = 40  # tokens, from which a row is not merged here
@@ -253,7 +252,7 @@ def test_a_long_prompt_reserves_no_padding_for_the_short_ones_beside_it(
         GenerationRequest(prompt=[5], max_tokens=20),
     )
     with loaded_batch(model) as batch:
-        budget = batch.loaded.runtime.cache_budget
+        budget = batch.runtime.cache_budget
         assert batch.admits(long)
         batch.insert(1, long)
         alone = budget.used

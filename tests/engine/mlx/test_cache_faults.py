@@ -15,7 +15,7 @@ from mlx_lm.models import cache as mlx_lm_caches
 
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.kv_cache_budget import KVCacheBudget
-from mlx_backend.engine.mlx import kv_cache, merged_caches, prefix_cache
+from mlx_backend.engine.mlx import kv_cache, mlx_lm_patches, prefix_cache
 from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Faults:
         self._refused = ""
         self._at: int | None = None
         kinds = [getattr(mlx_lm_caches, name) for name in CACHES]
-        for kind in (*kinds, merged_caches.MergedKVCache, merged_caches.MergedRotatingKVCache):
+        for kind in (*kinds, mlx_lm_patches.MergedKVCache, mlx_lm_patches.MergedRotatingKVCache):
             for operation in OPERATIONS:
                 if operation in vars(kind):
                     own = vars(kind)[operation]
@@ -52,7 +52,7 @@ class Faults:
                     )
         for module, operation in ((prefix_cache, "keep_slice"), (kv_cache, "_compact")):
             patched.setattr(module, operation, self._wrap(getattr(module, operation), operation))
-        networks = batch.loaded.runtime.networks
+        networks = batch.runtime.networks.by_adapter
         patched.setitem(networks, "", RefusingNetwork(networks[""], self))
 
     def refuse(self, operation: str, at: int | None) -> None:
@@ -98,8 +98,8 @@ class Case:
 
     def check(self) -> None:
         """Generate replies that join, leave and are cancelled; expect each as alone, and nothing left of them."""
-        loaded = self.batch.loaded
-        prefixes = loaded.runtime.prefixes
+        batch = self.batch
+        prefixes = batch.runtime.prefix_store.prefixes
         prefixes.clear()
         chooser = random.Random(7)
         with pytest.MonkeyPatch.context() as patched:  # memory is short now and then
@@ -110,11 +110,11 @@ class Case:
         for at, (mine, alone) in enumerate(zip(found, self.expected, strict=True)):
             wanted = alone.tokens[: len(mine.tokens)] if at == CANCELLED else alone.tokens
             assert (mine.tokens, mine.error) == (wanted, None)
-        assert not loaded._decoders
-        assert not loaded._preempted
+        assert not batch._decoders
+        assert not batch._preempted
         assert prefixes.nbytes == sum(entry.own_bytes for entry in prefixes._entries.values())
-        loaded.prefix_store.report_usage()
-        assert loaded.runtime.cache_budget.used == 0
+        batch.runtime.prefix_store.report_usage()
+        assert batch.runtime.cache_budget.used == 0
 
 
 @pytest.fixture(scope="module", params=["windowed", "rows", "drafts", "lfm2", "falcon_h1"])
@@ -124,8 +124,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         patched.setattr("mlx_backend.engine.mlx.decode.MAX_MERGED_LENGTH", LONG)
         model, options = _model(tmp_path_factory.mktemp("model"), request.param)
         with loaded_batch(model, cache_bytes=CACHE_BYTES, **options) as batch:
-            assert batch.loaded.runtime.can_batch
-            assert batch.loaded.runtime.can_pack == (request.param in ("windowed", "drafts"))
+            assert batch.runtime.abilities.can_batch
+            assert batch.runtime.abilities.can_pack == (request.param in ("windowed", "drafts"))
             asked = _requests()
             case = Case(batch, asked, [generate(batch, [each])[0] for each in asked], Counter())
             with pytest.MonkeyPatch.context() as counting:

@@ -15,7 +15,7 @@ from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx import kv_cache, load_engine, prefix_cache
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.kv_cache import can_share, keep_slice
-from mlx_backend.engine.mlx.prefill_plan import MIN_CHECKPOINT_DISTANCE, spaced_checkpoints
+from mlx_backend.engine.mlx.prefill_queue import MIN_CHECKPOINT_DISTANCE, spaced_checkpoints
 from mlx_backend.engine.threaded import Engine
 from mlx_backend.models.engine_options import EngineOptions
 
@@ -35,7 +35,9 @@ class Counting(MLXBatch):
     def load(self, on_progress: Any) -> Any:
         info = super().load(on_progress)
         self.pieces: list[int] = []
-        self.loaded.runtime.networks[""] = CountingNetwork(self.loaded.runtime.networks[""], self.pieces)
+        self.runtime.networks.by_adapter[""] = CountingNetwork(
+            self.runtime.networks.by_adapter[""], self.pieces
+        )
         return info
 
 
@@ -78,7 +80,7 @@ def from_each(model: Path, marks: tuple[int, ...], kept: dict[int, int]) -> list
 def test_where_caches_can_be_rewound_all_are_cached_in_one_chunk_or_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logits: int, pieces: list[int]
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.runtime.MAX_SPARE_LOGITS", logits)
+    monkeypatch.setattr("mlx_backend.engine.mlx.prefill_queue.MAX_SPARE_LOGITS", logits)
     model = write_model(tmp_path, eos_token_id=[])
     assert from_each(model, (30, 60, 97), {30: 30, 60: 60, 97: 97, 99: 99}) == pieces
 
@@ -107,7 +109,7 @@ def test_a_warm_up_that_another_prompt_has_begun_with_is_stored_all_the_same(
     other = GenerationRequest(prompt=PROMPT, max_tokens=1)
     with loaded_batch(qwen, cache_bytes=1 << 28, cache_folder=tmp_path) as batch:
         generate(batch, [other])
-        prefixes = batch.loaded.runtime.prefixes
+        prefixes = batch.runtime.prefix_store.prefixes
         assert not prefixes.has(PROMPT[:40])
         generate(batch, [GenerationRequest(prompt=PROMPT[:40], max_tokens=0)])
         assert prefixes.has(PROMPT[:40])
@@ -142,13 +144,13 @@ def test_they_are_stored_without_a_copy_and_take_no_more_memory_once_the_reply_i
             copies = 0
             assert not any(isinstance(outcome, Ended) for _ in range(3) for _, outcome in batch.step())
             assert (copies == 0) == share
-            for key in list(batch.loaded.sequences) if cancelled else ():
+            for key in list(batch.sequences) if cancelled else ():
                 batch.remove(key)
-            while batch.loaded.sequences:
+            while batch.sequences:
                 list(batch.step())
-            prefixes = batch.loaded.runtime.prefixes
+            prefixes = batch.runtime.prefix_store.prefixes
             held.append((prefixes.nbytes, len(prefixes)))
-            assert not batch.loaded.prefix_store._sharing
+            assert not batch.runtime.prefix_store._sharing
             found.append([each.tokens for each in generate(batch, asked)])
     assert held[0] == held[1]
     assert found[0] == found[1]
@@ -164,7 +166,7 @@ def test_where_memory_is_short_they_take_no_more_than_they_have_to_at_once(
         with loaded_batch(windowed, cache_bytes=80_000) as batch:
             batch.insert(0, asked)
             list(batch.step())
-            prefixes = batch.loaded.runtime.prefixes
+            prefixes = batch.runtime.prefix_store.prefixes
             stored.append((prefixes.nbytes, len(prefixes)))
     assert stored[0] == stored[1]
     assert stored[0][1] == 3

@@ -5,7 +5,7 @@ from dataclasses import fields
 from mlx_backend.engine.mlx.collectives import SHARED_OPTIONS
 from mlx_backend.models.engine_options import EngineOptions
 
-REFUSED = {"adapters", "adapter", "draft_model", "cache_folder", "cache_folder_bytes"}
+REFUSED = {"engine", "adapters", "adapter", "draft_model", "cache_folder", "cache_folder_bytes"}
 AGREED = {"memory_bytes"}  # the rank with the least decides
 OWN = {"allow_download", "trust_remote_code", "wired", "blas"}  # how a rank loads its part
 ALONE = {"dequantize"}  # what is not done by several ranks

@@ -88,7 +88,7 @@ def test_drafts_are_used_up_to_the_budget_and_never_beyond(
 def test_drafts_save_steps_under_a_budget_too(model: Path, engine: Engine) -> None:
     with loaded_batch(model, draft_model=str(model), draft_tokens=4) as batch:
         generate(batch, [thinking(engine.tokenizer, "fox", 100, room=100)])
-        assert batch.loaded.steps <= 30, "each step says five tokens"
+        assert batch.steps <= 30, "each step says five tokens"
 
 
 def test_replies_in_a_batch_are_what_each_is_alone(engine: Engine) -> None:
@@ -121,8 +121,8 @@ def test_a_preempted_reply_keeps_its_budget(model: Path) -> None:
             before = len(generated)
             generated += [outcome.token for _, outcome in batch.step() if isinstance(outcome, TokenDelta)]
             if before < len(generated) in preempt_at:
-                [sequence] = batch.loaded.sequences.values()
-                batch.loaded.preempt(sequence)
+                [sequence] = batch.sequences.values()
+                batch.preempt(sequence)
         batch.unload()
         batch.close()
         return generated

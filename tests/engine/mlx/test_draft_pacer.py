@@ -8,9 +8,16 @@ from collections.abc import Callable
 import pytest
 from draft_simulation import Costs, Reply, SimulatedDevice, Texts, best_share, share_of_plain
 
-from mlx_backend.engine.mlx.draft_costs import ASSUMED_COST, MAX_MEMORY, MIN_TIMES, DraftCosts
-from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, DraftPacer
-from mlx_backend.engine.mlx.draft_record import FIRST_PAUSE, DraftRecord
+from mlx_backend.engine.mlx.draft_pacer import (
+    ASSUMED_COST,
+    FIRST_PAUSE,
+    MAX_MEMORY,
+    MAX_REPLIES,
+    MIN_TIMES,
+    DraftCosts,
+    DraftPacer,
+    DraftRecord,
+)
 
 UNLIMITED = 1000  # tokens
 

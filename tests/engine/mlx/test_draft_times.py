@@ -18,7 +18,6 @@ from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.mlx import decode, speculative
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.draft_pacer import DraftPacer
-from mlx_backend.engine.mlx.loading import DraftNetwork
 from mlx_backend.engine.mlx.sequences import start_computing
 
 if TYPE_CHECKING:
@@ -76,14 +75,16 @@ class Timed(WrappedNetwork):
 
 def time_on(batch: MLXBatch, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Give a batch a clock of its own."""
-    clock, runtime = Clock(), batch.loaded.runtime
+    clock, runtime = Clock(), batch.runtime
     monkeypatch.setattr(decode, "as_ints", clock.read)
     monkeypatch.setattr(decode, "start_computing", clock.start_computing)
     monkeypatch.setattr(speculative, "as_ints", clock.read_drafts)
-    monkeypatch.setitem(runtime.networks, "", Timed(runtime.networks[""], clock, STEP, PER_TOKEN))
-    if runtime.draft is not None:
-        timed = Timed(runtime.draft.network, clock, GUESS, 0.00001)
-        monkeypatch.setattr(runtime, "draft", DraftNetwork(timed, runtime.draft.num_tokens))
+    monkeypatch.setitem(
+        runtime.networks.by_adapter, "", Timed(runtime.networks.by_adapter[""], clock, STEP, PER_TOKEN)
+    )
+    if runtime.networks.draft is not None:
+        timed = Timed(runtime.networks.draft.network, clock, GUESS, 0.00001)
+        object.__setattr__(runtime.networks.draft, "network", timed)  # which is frozen
     return clock
 
 
@@ -96,7 +97,7 @@ def seconds(
         clock.now += HOST
         return clock.now
 
-    batch.loaded.draft_pacer = DraftPacer(batch.loaded.draft_pacer.max_drafts, tick)
+    batch.draft_pacer = DraftPacer(batch.draft_pacer.max_drafts, tick)
     return [generate(batch, requests) for requests in rounds]
 
 
@@ -193,9 +194,9 @@ def test_a_draft_model_that_does_not_know_a_prompts_tokens_costs_nothing(
     with loaded_batch(windowed) as batch:
         expected = [reply.tokens for reply in generate(batch, requests)]
     with loaded_batch(windowed, draft_model=str(windowed)) as batch, monkeypatch.context() as patch:
-        clock, runtime = time_on(batch, patch), batch.loaded.runtime
-        assert runtime.draft is not None
-        patch.setattr(runtime, "draft", DraftNetwork(runtime.draft.network, 150))
+        clock, runtime = time_on(batch, patch), batch.runtime
+        assert runtime.networks.draft is not None
+        object.__setattr__(runtime.networks.draft, "num_tokens", 150)  # which is frozen
         [found] = seconds(batch, clock, [requests])
     assert [reply.tokens for reply in found] == expected
     assert all(reply.ended is not None and reply.ended.drafted_tokens == 0 for reply in found)

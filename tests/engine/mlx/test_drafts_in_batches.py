@@ -64,7 +64,7 @@ def test_a_network_that_cannot_be_run_packed_gets_drafts_for_a_reply_alone(tmp_p
     with loaded_batch(model) as plain:
         expected = tokens(alone(plain, asked))
     with loaded_batch(model, draft_model=str(model)) as drafting:
-        assert not drafting.loaded.runtime.can_pack
+        assert not drafting.runtime.abilities.can_pack
         [only] = generate(drafting, asked[:1])
         together = generate(drafting, asked)
     assert only.tokens == expected[0]
@@ -77,7 +77,7 @@ def test_right_drafts_of_several_replies_save_steps(windowed: Path) -> None:
     with loaded_batch(windowed, draft_model=str(windowed), draft_tokens=4) as drafting:
         found = generate(drafting, asked)
         assert accepted(found) >= [REPLY * 4 // 5 - 4] * len(asked), "four of five tokens were drafted"
-        assert drafting.loaded.steps <= REPLY // 5 + 6
+        assert drafting.steps <= REPLY // 5 + 6
 
 
 @pytest.mark.parametrize("count", [1, 6])
@@ -102,7 +102,7 @@ def test_what_drafts_were_worth_to_greedy_replies_is_not_expected_of_sampled_one
             sampled = replace(each, sampling=Sampling(temperature=1.0, seed=2))
             generate(batch, [each])
             generate(batch, [sampled])
-        of_all = batch.loaded.draft_pacer.of_all
+        of_all = batch.draft_pacer.of_all
     assert of_all[False].acceptance(0.5) > 0.9
     assert of_all[True].acceptance(0.5) < 0.3
 
@@ -209,7 +209,7 @@ def test_a_run_that_fails_changes_no_reply_and_ends_drafting(
         expected = tokens(alone(batch, asked))
     drafts = {"draft_from_text": True} if source == "text" else {"draft_model": str(windowed)}
     with loaded_batch(windowed, draft_tokens=6, **drafts) as drafting:
-        networks = drafting.loaded.runtime.networks
+        networks = drafting.runtime.networks.by_adapter
         monkeypatch.setitem(networks, "", FailsOnce(networks[""], after=5 if source == "text" else 2))
         found = generate(drafting, asked)
     assert tokens(found) == expected
@@ -227,7 +227,7 @@ def test_what_is_cached_after_drafts_continues_as_without_them(windowed: Path) -
         expected = tokens(alone(batch, turns))
     with loaded_batch(windowed, draft_model=str(windowed), cache_bytes=None) as drafting:
         assert tokens(generate(drafting, asked)) == tokens(first)
-        assert len(drafting.loaded.runtime.prefixes) > 0
+        assert len(drafting.runtime.prefix_store.prefixes) > 0
         assert tokens(generate(drafting, turns)) == expected
 
 
@@ -266,7 +266,7 @@ def test_only_the_time_between_two_steps_of_the_same_replies_is_measured(tmp_pat
 
     model = write_qwen(tmp_path / "qwen")
     with loaded_batch(model, draft_from_text=True, packing=False) as batch:
-        batch.loaded.draft_pacer = Recording(4, lambda: float(batch.loaded.steps))
+        batch.draft_pacer = Recording(4, lambda: float(batch.steps))
         first, second = (replace(each, sampling=Sampling()) for each in requests(2))
         generate(batch, [first, replace(second, max_tokens=6)], arrivals={1: 4})
     assert len(times) > 2

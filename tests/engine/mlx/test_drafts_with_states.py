@@ -16,7 +16,7 @@ from engine_models import WrappedNetwork, write_adapter, write_mamba, write_qwen
 
 from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, Sampling
-from mlx_backend.engine.mlx import batch_trial, decode, decode_runs, rewinding
+from mlx_backend.engine.mlx import batch_trial, decode, rewinding
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError
@@ -101,12 +101,12 @@ def test_what_was_right_before_a_wrong_draft_runs_again_with_the_next_token_and_
 ) -> None:
     count = 4
     with loaded_batch(model, draft_model=str(half_right), draft_tokens=count) as drafting:
-        networks = drafting.loaded.runtime.networks
+        networks = drafting.runtime.networks.by_adapter
         recording = Recording(networks[""])
         monkeypatch.setitem(networks, "", recording)
-        steps = drafting.loaded.steps
+        steps = drafting.steps
         [found] = generate(drafting, requests(1, max_tokens=60))
-        steps = drafting.loaded.steps - steps
+        steps = drafting.steps - steps
     proposed, accepted = drafted([found])
     assert 0 < accepted < proposed
     _prompt, *verified = recording.runs
@@ -119,7 +119,7 @@ def test_what_was_right_before_a_wrong_draft_runs_again_with_the_next_token_and_
 def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens had to run again whenever sequences joined others."""
     counts: list[int] = []
-    original = decode_runs.replay
+    original = decode.replay
 
     def replay(network: Any, caches: Any, sequences: Any) -> None:
         counts.extend(sequence.num_to_replay for sequence in sequences)
@@ -155,7 +155,7 @@ def test_what_is_cached_of_a_reply_with_drafts_continues_as_without_them(
         ]
         expected = tokens(alone(plain, turns))
     with loaded_batch(model, draft_model=str(half_right), draft_tokens=3, cache_bytes=None) as drafting:
-        lengths, store = [], drafting.loaded.prefix_store.store
+        lengths, store = [], drafting.runtime.prefix_store.store
 
         def noted(sequence: Any, length: int, layers: Any, **named: Any) -> None:
             if sequence.num_emitted:
@@ -164,7 +164,7 @@ def test_what_is_cached_of_a_reply_with_drafts_continues_as_without_them(
                 lengths.append(len(sequence.tokens) - length)
             store(sequence, length, layers, **named)
 
-        drafting.loaded.prefix_store.store = noted  # type: ignore[method-assign]  # noted, and stored as always
+        drafting.runtime.prefix_store.store = noted  # type: ignore[method-assign]  # noted, and stored as always
         for at, each in enumerate(asked):
             assert generate(drafting, [each])[0].tokens == first[at]
             assert generate(drafting, [turns[at]])[0].tokens == expected[at]
@@ -182,11 +182,11 @@ def test_a_reply_is_preempted_and_resumed_wherever_it_is(model: Path, half_right
             found = []
             for number in range(100):
                 if number == step:
-                    sequence = drafting.loaded.sequences[0]
+                    sequence = drafting.sequences[0]
                     pending.append(sequence.num_to_replay)
-                    drafting.loaded.preempt(sequence)
+                    drafting.preempt(sequence)
                 found += [outcome.token for _, outcome in drafting.step() if hasattr(outcome, "token")]
-                if not drafting.loaded.sequences:
+                if not drafting.sequences:
                     break
             assert found == expected
     assert any(pending)
@@ -217,7 +217,7 @@ def test_a_verification_that_fails_leaves_everything_as_it_was(
     with loaded_batch(model) as plain:
         [expected] = tokens(alone(plain, [asked]))
     with loaded_batch(model, draft_model=str(half_right), draft_tokens=3) as drafting:
-        networks = drafting.loaded.runtime.networks
+        networks = drafting.runtime.networks.by_adapter
         monkeypatch.setitem(networks, "", Fails(networks[""], at))
         assert tokens(generate(drafting, [asked])) == [expected]
     assert caplog.text.count("replies go on without drafts") == 1
@@ -229,7 +229,7 @@ def test_where_the_run_before_others_join_fails_they_are_decoded_beside_each_oth
     asked = requests(2)
     with loaded_batch(model) as plain:
         expected = tokens(alone(plain, asked))
-    original, failed = decode_runs.replay, list[bool]()
+    original, failed = decode.replay, list[bool]()
 
     def replay(network: Any, caches: Any, sequences: Any) -> None:
         if sequences and sequences[0].num_to_replay and not failed:
@@ -275,10 +275,12 @@ def test_a_network_that_cannot_go_on_from_earlier_states_is_found_out_when_it_is
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with loaded_batch(model) as plain:
-        runtime = plain.loaded.runtime
-        BatchTrial(runtime.networks[""], lambda: runtime.fresh_layers("")).try_rewinding()
+        runtime = plain.runtime
+        BatchTrial(runtime.networks.by_adapter[""], lambda: runtime.networks.fresh_layers("")).try_rewinding()
         with pytest.raises(BatchTrialError, match="from which tokens were taken back are off by"):
-            BatchTrial(Keeps(runtime.networks[""]), lambda: runtime.fresh_layers("")).try_rewinding()
+            BatchTrial(
+                Keeps(runtime.networks.by_adapter[""]), lambda: runtime.networks.fresh_layers("")
+            ).try_rewinding()
         asked = requests(2)
         expected = tokens(alone(plain, asked))
     monkeypatch.setattr(rewinding, "alias", lambda layer: layer)  # as if states were written to in place
@@ -308,7 +310,7 @@ def test_a_draft_model_with_states_drafts_for_one_without(tmp_path: Path) -> Non
     with loaded_batch(target) as plain:
         expected = tokens(alone(plain, asked))
     with loaded_batch(target, draft_model=str(draft), draft_tokens=3) as drafting:
-        assert drafting.loaded.runtime.can_pack
+        assert drafting.runtime.abilities.can_pack
         found = generate(drafting, asked)
     assert tokens(found) == expected
     assert drafted(found)[0] > 0
@@ -335,8 +337,8 @@ def test_memory_is_reserved_for_the_states_that_are_held(model: Path) -> None:
     used = []
     for options in ({}, {"draft_from_text": True}):
         with loaded_batch(model, **options) as batch:
-            batch.loaded.runtime.cache_budget.reserve(0, 1)
-            used.append(batch.loaded.runtime.cache_budget.used)
+            batch.runtime.cache_budget.reserve(0, 1)
+            used.append(batch.runtime.cache_budget.used)
             states = sum(
                 layer.nbytes for layer in _after_one_token(batch) if type(layer).__name__ == "ArraysCache"
             )
@@ -344,6 +346,6 @@ def test_memory_is_reserved_for_the_states_that_are_held(model: Path) -> None:
 
 
 def _after_one_token(batch: MLXBatch) -> list[Any]:
-    layers = batch.loaded.runtime.fresh_layers("")
-    mx.eval(batch.loaded.runtime.networks[""](mx.array([[1]]), cache=layers))
+    layers = batch.runtime.networks.fresh_layers("")
+    mx.eval(batch.runtime.networks.by_adapter[""](mx.array([[1]]), cache=layers))
     return layers

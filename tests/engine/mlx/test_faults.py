@@ -17,8 +17,7 @@ from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_trial import BatchTrial
-from mlx_backend.engine.mlx.merged_caches import MergedKVCache
-from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer, patch_for_packing
+from mlx_backend.engine.mlx.mlx_lm_patches import MergedKVCache, PackedLayer, patch_for_packing
 from mlx_backend.engine.mlx.prefill_queue import PrefillQueue, PrefillStep
 from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError, EngineFailed
@@ -45,7 +44,7 @@ class Fragile(MLXBatch):
     def load(self, on_progress: Any) -> Any:
         info = super().load(on_progress)
         self.loads += 1
-        self.loaded.runtime.networks[""] = FragileNetwork(self.loaded.runtime.networks[""], self)
+        self.runtime.networks.by_adapter[""] = FragileNetwork(self.runtime.networks.by_adapter[""], self)
         return info
 
 
@@ -120,7 +119,7 @@ class Brittle(MLXBatch):
     def load(self, on_progress: Any) -> Any:
         info = super().load(on_progress)
         if self.refuses == "run":
-            self.loaded.runtime.networks[""] = OneRow(self.loaded.runtime.networks[""])
+            self.runtime.networks.by_adapter[""] = OneRow(self.runtime.networks.by_adapter[""])
         return info
 
 
@@ -150,8 +149,8 @@ def test_caches_that_do_not_fit_each_other_fail_nobody(
         expected = [tokens(plain.generate(each)) for each in asked]
     batch = Brittle(model, refuses, packing=packing)
     with Engine(batch) as engine:
-        assert batch.loaded.runtime.can_batch
-        assert batch.loaded.runtime.can_pack == packing
+        assert batch.runtime.abilities.can_batch
+        assert batch.runtime.abilities.can_pack == packing
         if refuses != "run":
             _refuse_in_the_second_layer(monkeypatch, refuses)
         running = [engine.generate(each) for each in asked[:2]]
@@ -199,7 +198,7 @@ def test_caches_that_cannot_be_taken_apart_fail_nobody_when_one_leaves(
     batch = MLXBatch(model, EngineOptions(packing=packing), device=Device(8 << 30))
     monkeypatch.setattr(BatchTrial, "try_packing" if packing else "try_batching", _succeed)
     with Engine(batch) as engine:
-        assert batch.loaded.runtime.can_batch
+        assert batch.runtime.abilities.can_batch
         running = [engine.generate(each) for each in asked]
         begun: list[list[int]] = [[], [], []]
         for generation, begins in zip(running, begun, strict=True):
@@ -236,15 +235,15 @@ def test_caches_that_become_too_long_to_stay_merged_fail_nobody_where_they_canno
 
     def plan(queue: PrefillQueue, *, is_decoding: bool) -> PrefillStep:
         """A prompt has small chunks beside replies, and only beside those."""
-        decoders = [each for own in batch.loaded._decoders.values() for each in own]
+        decoders = [each for own in batch._decoders.values() for each in own]
         assert is_decoding == any(decoder.all_sequences for decoder in decoders)
         return plan_step(queue, is_decoding=is_decoding)
 
     monkeypatch.setattr(PrefillQueue, "plan_step", plan)
     with Engine(batch) as engine:
         if refuses == "run":
-            batch.loaded.runtime.networks[""] = NoMixture(batch.loaded.runtime.networks[""])
-        assert batch.loaded.runtime.can_pack
+            batch.runtime.networks.by_adapter[""] = NoMixture(batch.runtime.networks.by_adapter[""])
+        assert batch.runtime.abilities.can_pack
         running = [engine.generate(each) for each in asked]
         assert [tokens(each) for each in running] == expected
         assert engine.is_healthy()
@@ -296,7 +295,7 @@ def test_a_reply_that_cannot_be_run_from_some_length_on_fails_at_most_alone(
     asked = [request([20 + at] * length, count=60) for at, length in enumerate((3, 20, 9))]
     with loaded_batch(model, packing=packing) as batch:
         expected = [generate(batch, [each])[0].tokens for each in asked]
-        networks = batch.loaded.runtime.networks
+        networks = batch.runtime.networks.by_adapter
         networks[""] = FailsAtLength(
             networks[""], 70, (0, 2) if again else (0,)
         )  # only the second gets there
@@ -309,7 +308,7 @@ def test_a_reply_that_cannot_be_run_from_some_length_on_fails_at_most_alone(
             assert second.tokens == expected[1][: len(second.tokens)]
         else:
             assert second.tokens == expected[1]
-        assert batch.loaded.runtime.cache_budget.used == 0
+        assert batch.runtime.cache_budget.used == 0
     assert "Their prompts are prefilled again" in caplog.text
 
 
@@ -333,7 +332,7 @@ def test_when_one_leaves_the_next_step_of_the_others_is_tried_on_copies(
     asked = [request([20 + at] * 9, count=12 + 9 * at) for at in range(3)]
     with loaded_batch(model, packing=packing) as batch:
         expected = [generate(batch, [each])[0].tokens for each in asked]
-        networks = batch.loaded.runtime.networks
+        networks = batch.runtime.networks.by_adapter
         networks[""] = NotTwo(networks[""])
         assert [each.tokens for each in generate(batch, asked)] == expected
     assert "are now decoded alone: RuntimeError('[malloc]" in caplog.text

@@ -12,8 +12,7 @@ from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.chunk_cost import ChunkCost
 from mlx_backend.engine.threaded import Engine
-from mlx_backend.layers.many_rows import ManyRowsExperts
-from mlx_backend.layers.many_rows_state import ManyRows
+from mlx_backend.layers.many_rows import ManyRows, ManyRowsExperts
 
 MODULE = "mlx_backend.layers.many_rows"
 
@@ -59,7 +58,7 @@ def replies(engine: Engine) -> list[list[int]]:
 
 
 def chunk_cost(engine: Engine) -> ChunkCost:
-    cost: ChunkCost = engine._scheduler._batch.loaded.runtime.chunk_cost  # type: ignore[attr-defined]  # a Engine, declared as an Engine
+    cost: ChunkCost = engine._scheduler._batch.runtime.chunk_cost  # type: ignore[attr-defined]  # a Engine, declared as an Engine
     return cost
 
 
@@ -112,8 +111,10 @@ def test_every_network_is_tried_the_draft_model_and_adapters_too(
 
     monkeypatch.setattr(ManyRowsExperts, "products", counted)
     with load_engine(model, draft_model=str(model), adapters={"one": adapter}, warm_up_seconds=0) as engine:
-        runtime = engine._scheduler._batch.loaded.runtime  # type: ignore[attr-defined]  # as above
-        for number, network in enumerate([*runtime.networks.values(), runtime.draft.network]):
+        runtime = engine._scheduler._batch.runtime  # type: ignore[attr-defined]  # as above
+        for number, network in enumerate(
+            [*runtime.networks.by_adapter.values(), runtime.networks.draft.network]
+        ):
             if any(id(module) in layers_of for module in network.modules()):
                 networks.add(number)
     assert networks == {0, 1, 2}
@@ -132,7 +133,7 @@ def test_chunks_that_do_not_end_a_prompt_leave_out_the_experts_of_the_last_block
         return products(layer, *given)
 
     with load_engine(model, prefill_chunk=64, cache_bytes=0) as engine:
-        *others, last = engine._scheduler._batch.loaded.runtime.networks[""].layers  # type: ignore[attr-defined]  # as above
+        *others, last = engine._scheduler._batch.runtime.networks.by_adapter[""].layers  # type: ignore[attr-defined]  # as above
         monkeypatch.setattr(ManyRowsExperts, "products", noted)
         list(engine.generate(GenerationRequest(prompt=[20] * 4 * 64, max_tokens=1)))
     assert {sum(each is layer for each in called) for layer in _experts(others)} == {4}

@@ -67,7 +67,7 @@ def test_requests_wait_until_there_is_room_for_their_caches(qwen: Path) -> None:
 def test_replies_that_outgrow_their_reservations_are_preempted_and_resumed_unchanged(
     windowed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
+    monkeypatch.setattr("mlx_backend.engine.mlx.batch.RESERVED_REPLY_TOKENS", 100)
     caplog.set_level("INFO")
     sampling = Sampling(temperature=1, seed=1, frequency_penalty=0.3, logit_bias=((1, -100.0),))
     fields: dict[str, Any] = {"count": 600, "expected_tokens": 50, "sampling": sampling, "logprobs": 0}
@@ -82,7 +82,7 @@ def test_replies_that_outgrow_their_reservations_are_preempted_and_resumed_uncha
 def test_replies_that_cannot_be_batched_are_preempted_and_resumed_unchanged(
     qwen: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
+    monkeypatch.setattr("mlx_backend.engine.mlx.batch.RESERVED_REPLY_TOKENS", 100)
     caplog.set_level("INFO")
     fields: dict[str, Any] = {
         "count": 600,
@@ -101,7 +101,7 @@ def test_replies_that_cannot_be_batched_are_preempted_and_resumed_unchanged(
 def test_another_models_passing_work_neither_refuses_a_request_for_good_nor_cuts_a_reply_short(
     windowed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
+    monkeypatch.setattr("mlx_backend.engine.mlx.batch.RESERVED_REPLY_TOKENS", 100)
     device = Device(room_beside(windowed, 2_000_000))
     asked = [GenerationRequest(prompt=[20 + at] * 30, max_tokens=400, expected_tokens=20) for at in range(2)]
 
@@ -141,7 +141,7 @@ def test_another_models_passing_work_neither_refuses_a_request_for_good_nor_cuts
         assert tokens(outcomes[0]) == tokens(expected[0])
         assert len(tokens(outcomes[1])) < 400
         other.set_working(0)
-        while batch.loaded.sequences:
+        while batch.sequences:
             outcomes = next(running)
         assert tokens(outcomes[1]) == tokens(expected[1])
     finally:
@@ -166,7 +166,7 @@ def test_a_request_without_a_limit_of_its_own_starts_in_no_memory_that_other_mod
 def test_no_reply_is_preempted_for_memory_that_another_model_is_about_to_give_up(
     windowed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
+    monkeypatch.setattr("mlx_backend.engine.mlx.batch.RESERVED_REPLY_TOKENS", 100)
     caplog.set_level("INFO")
     device = Device(room_beside(windowed, 2_000_000))
     batch = MLXBatch(windowed, EngineOptions(cache_bytes=0), device=device)
@@ -175,11 +175,11 @@ def test_no_reply_is_preempted_for_memory_that_another_model_is_about_to_give_up
     for key in range(2):
         batch.insert(key, GenerationRequest(prompt=[20 + key] * 30, max_tokens=400, expected_tokens=20))
     list(batch.step())
-    left = batch.loaded.runtime.cache_budget.room - batch.loaded.runtime.cache_budget.used
+    left = batch.runtime.cache_budget.room - batch.runtime.cache_budget.used
     other.set_working(left, cached=left)
-    while batch.loaded.sequences:
+    while batch.sequences:
         list(batch.step())
-        if other.needed_by_others and batch.loaded.steps % 5 == 0:  # it is in a step of its own meanwhile
+        if other.needed_by_others and batch.steps % 5 == 0:  # it is in a step of its own meanwhile
             rest = other.cached - other.needed_by_others
             other.set_working(rest, cached=rest)
     assert 0 < other.cached < left
@@ -253,10 +253,10 @@ def test_a_request_that_cannot_be_started_leaves_no_memory_reserved(
     batch = MLXBatch(qwen, EngineOptions(), device=Device(8 << 30))
     batch.load(lambda _: None)
     try:
-        monkeypatch.setattr(batch.loaded.prefix_store, "evict_to_fit", fail)
+        monkeypatch.setattr(batch.runtime.prefix_store, "evict_to_fit", fail)
         with pytest.raises(RuntimeError, match="Unable to allocate"):
             batch.insert(0, GenerationRequest(prompt=[9], max_tokens=5))
-        assert batch.loaded.runtime.cache_budget.used == 0
-        assert not batch.loaded.sequences
+        assert batch.runtime.cache_budget.used == 0
+        assert not batch.sequences
     finally:
         batch.unload()

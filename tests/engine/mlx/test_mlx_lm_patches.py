@@ -89,13 +89,15 @@ def unpacked(model: Path) -> Iterator[MLXBatch]:
 def test_without_packing_a_network_keeps_mlx_lms_own_rotary_embeddings_and_replies_the_same(
     model: Path, unpacked: MLXBatch
 ) -> None:
-    rotations = [each for each in unpacked.loaded.runtime.networks[""].modules() if isinstance(each, nn.RoPE)]
+    rotations = [
+        each for each in unpacked.runtime.networks.by_adapter[""].modules() if isinstance(each, nn.RoPE)
+    ]
     assert rotations
     assert all(type(each) is nn.RoPE for each in rotations)
     packed = MLXBatch(model, EngineOptions(cache_bytes=0), device=Device(1 << 30))
     packed.load(lambda _share: None)
     try:
-        assert (packed.loaded.runtime.can_pack, unpacked.loaded.runtime.can_pack) == (True, False)
+        assert (packed.runtime.abilities.can_pack, unpacked.runtime.abilities.can_pack) == (True, False)
         assert _replies(unpacked) == _replies(packed)
     finally:
         packed.unload()
@@ -105,7 +107,7 @@ def _replies(batch: MLXBatch) -> dict[int, list[int]]:
     for key in range(3):
         batch.insert(key, GenerationRequest(prompt=[10 + key] * (20 + key), max_tokens=8))
     replies: dict[int, list[int]] = {}
-    while batch.loaded.sequences:
+    while batch.sequences:
         for key, outcome in batch.step():
             if isinstance(outcome, TokenDelta):
                 replies.setdefault(key, []).append(outcome.token)

@@ -206,10 +206,10 @@ def test_with_a_sliding_context_a_preempted_reply_is_resumed_unchanged(qwen: Pat
     batch.load(lambda _: None)
     batch.insert(0, asked)
     found: list[int] = []
-    while batch.loaded.sequences:
+    while batch.sequences:
         found += [outcome.token for _, outcome in batch.step() if isinstance(outcome, TokenDelta)]
-        if len(found) in (10, 20) and batch.loaded.sequences:
-            batch.loaded.preempt(batch.loaded.sequences[0])
+        if len(found) in (10, 20) and batch.sequences:
+            batch.preempt(batch.sequences[0])
     batch.unload()
     assert found == expected
 

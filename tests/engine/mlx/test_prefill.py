@@ -15,9 +15,9 @@ from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
-from mlx_backend.engine.mlx.chunk_sizes import PADDED_SIZES
+from mlx_backend.engine.mlx.chunk_cost import PADDED_SIZES
 from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer
-from mlx_backend.engine.mlx.prefill_plan import PrefillPacer
+from mlx_backend.engine.mlx.prefill_queue import PrefillPacer
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineError, EngineRefused
 from mlx_backend.models.engine_options import EngineOptions
@@ -37,16 +37,17 @@ class Watched(MLXBatch):
         pads_chunks: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(model, EngineOptions(prefill_chunk=4096, **options), device=Device(8 << 30))
+        options_given = EngineOptions(prefill_chunk=4096, packing=can_pack, **options)
+        super().__init__(model, options_given, device=Device(8 << 30))
         self.poison: int | None = None  # a token; a prompt with it fails once its caches have been written to
         self.runs: list[list[tuple[int, int]]] = []  # the segments of each run: rows, and tokens in each
         super().load(lambda _: None)
-        assert self.loaded.runtime.can_pack
-        self.loaded.runtime.can_pack = can_pack
-        self.loaded.runtime.pads_chunks = pads_chunks
-        self.loaded.runtime.max_spare_logits = 1 if few_logits else 1000
-        for adapter_name, network in self.loaded.runtime.networks.items():
-            self.loaded.runtime.networks[adapter_name] = _Watched(network, self)
+        assert self.runtime.abilities.can_pack == can_pack
+        self.prefill_queue.pads_chunks = pads_chunks
+        self.prefill_queue.max_spare_logits = 1 if few_logits else 1000
+        networks = self.runtime.networks.by_adapter
+        for adapter_name, network in networks.items():
+            networks[adapter_name] = _Watched(network, self)
 
     @property
     def tokens_prefilled(self) -> int:
@@ -72,7 +73,7 @@ class Watched(MLXBatch):
         for key, request in enumerate(requests):
             self.insert(key, request)
         generated = self.take(chunks + max(request.max_tokens for request in requests))
-        assert not self.loaded.sequences
+        assert not self.sequences
         return [generated[key] for key in range(len(requests))]
 
 
@@ -193,13 +194,13 @@ def test_cached_prefixes_of_prompts_hold_as_much_memory_as_is_counted(
     gc.collect()
     mx.synchronize()
     mx.clear_cache()  # or larger freed buffers may be reused
-    held, counted = mx.get_active_memory(), batch.loaded.runtime.prefixes.nbytes
+    held, counted = mx.get_active_memory(), batch.runtime.prefix_store.prefixes.nbytes
     for turn in range(1, 5, together):
         batch.answers(
             [request_for(prompt(turn + at, length), checkpoints=marks) for at in range(together)],
         )
     mx.synchronize()
-    counted = batch.loaded.runtime.prefixes.nbytes - counted
+    counted = batch.runtime.prefix_store.prefixes.nbytes - counted
     assert mx.get_active_memory() - held == held_memory(counted, buffers=4 * 3 * 4)
 
 
@@ -207,7 +208,7 @@ def test_a_first_token_does_not_wait_for_a_chunk_of_a_long_prompt(
     models: dict[str, Path], watched: Any
 ) -> None:
     batch = watched(models["windowed"], cache_bytes=0)
-    batch.loaded.prefill_queue.pacer = PrefillPacer(64)
+    batch.prefill_queue.pacer = PrefillPacer(64)
     batch.insert(0, request_for(prompt(0, 10)))
     batch.insert(1, request_for(prompt(1, 10)))
     batch.insert(2, request_for(prompt(2, 500)))
@@ -221,8 +222,8 @@ def test_a_prompt_that_others_should_precede_is_prefilled_in_small_chunks(
     models: dict[str, Path], watched: Any, priority: int, chunk: int
 ) -> None:
     batch = watched(models["qwen"], cache_bytes=0)
-    batch.loaded.prefill_queue.pacer = PrefillPacer(None)
-    batch.loaded.prefill_queue.pacer.rate = 400.0  # tokens a second
+    batch.prefill_queue.pacer = PrefillPacer(None)
+    batch.prefill_queue.pacer.rate = 400.0  # tokens a second
     batch.insert(0, request_for(prompt(0, 900), priority=priority))
     batch.take(1)
     assert batch.tokens_prefilled == chunk
@@ -363,22 +364,22 @@ def test_where_memory_is_short_cached_prefixes_go_and_chunks_get_shorter_before_
     roomy = watched(models["windowed"])
     [expected] = roomy.answers([long])
     assert roomy.runs[0] == [(1, 900)]
-    weights, caches = roomy.loaded.runtime.weight_bytes(), roomy.loaded.runtime.cache_budget
+    weights, caches = roomy.runtime.weight_bytes, roomy.runtime.cache_budget
     caches.reserve(0, 1024)
-    cost = roomy.loaded.runtime.chunk_cost
+    cost = roomy.runtime.chunk_cost
     # What the second one would measure is not the same: when MLX frees what on a CPU depends on its threads.
     monkeypatch.setattr(WarmUp, "measure", lambda _: cost)
     limit = int((weights + caches.used + cost.working_bytes(8, 1024)) / 0.95) + 1000
     tight = watched(models["windowed"], memory_bytes=limit)
     tight.answers([request_for(prompt(0, 100))], chunks=20)
-    assert tight.loaded.runtime.prefixes.covered_tokens(prompt(0, 100))
+    assert tight.runtime.prefix_store.prefixes.covered_tokens(prompt(0, 100))
     assert tight.answers([long], chunks=200) == [expected]
     *chunks, _ = [length for run in tight.runs[2:] for _, length in run if length > 1]
     assert 900 > max(chunks) > chunks[-1], (
         "attention to what is cached takes memory too, and here ever more of it"
     )
-    assert tight.loaded.runtime.prefixes.covered_tokens(prompt(0, 100)) == 0
-    info = tight.loaded.runtime.cache_budget
+    assert tight.runtime.prefix_store.prefixes.covered_tokens(prompt(0, 100)) == 0
+    info = tight.runtime.cache_budget
     assert 768 <= info.fitting_tokens() < 1280  # counted in steps of 256, from what was measured at load
     assert tight.admits(request_for(prompt(0, 900), 100))
     with pytest.raises(EngineRefused, match=f"enough for {info.fitting_tokens()} tokens of prompt and reply"):

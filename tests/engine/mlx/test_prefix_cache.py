@@ -12,7 +12,7 @@ from tolerances import held_memory
 
 from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.engine.mlx.arrays import as_floats
-from mlx_backend.engine.mlx.cache_cost import CacheCost
+from mlx_backend.engine.mlx.chunk_cost import CacheCost
 from mlx_backend.engine.mlx.kv_cache import alias, keep_slice, rewind_copies
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 

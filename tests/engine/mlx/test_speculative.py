@@ -58,7 +58,7 @@ def test_every_reply_is_the_one_without_drafts(windowed: Path, other: Path, sour
 def test_right_drafts_save_steps(windowed: Path) -> None:
     with loaded_batch(windowed, draft_model=str(windowed), draft_tokens=4) as batch:
         [reply] = generate(batch, [GenerationRequest(prompt=[20, 21, 22], max_tokens=100)])
-        assert batch.loaded.steps <= 25, "each generates five tokens, and one prefills the prompt"
+        assert batch.steps <= 25, "each generates five tokens, and one prefills the prompt"
     assert reply.ended == Ended("length", drafted_tokens=80, accepted_tokens=80)
 
 
@@ -153,7 +153,7 @@ def test_memory_is_reserved_for_the_draft_models_caches_too(windowed: Path) -> N
     for draft in (None, str(windowed)):
         batch = MLXBatch(windowed, EngineOptions(draft_model=draft), device=Device(8 << 30))
         batch.load(lambda _: None)
-        batch.loaded.runtime.cache_budget.reserve(0, 1000)
-        costs.append(batch.loaded.runtime.cache_budget.used)
+        batch.runtime.cache_budget.reserve(0, 1000)
+        costs.append(batch.runtime.cache_budget.used)
         batch.unload()
     assert costs[1] > 2 * costs[0], "windows are kept whole there"

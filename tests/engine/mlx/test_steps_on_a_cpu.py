@@ -11,7 +11,7 @@ from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.base import GenerationRequest, Sampling, TokenDelta
-from mlx_backend.engine.mlx import loaded_batch as stepping
+from mlx_backend.engine.mlx import batch as stepping
 from mlx_backend.engine.mlx.decode import Decoder
 
 
@@ -43,10 +43,10 @@ def test_replies_are_those_of_steps_that_are_started_ahead(
     model = qwen if "draft_tokens" in options else windowed
     found = []
     for ahead in (True, False):
-        monkeypatch.setattr(stepping, "is_gpu", lambda ahead=ahead: ahead)
+        monkeypatch.setattr(stepping, "computes_ahead", lambda ahead=ahead: ahead)
         with loaded_batch(model, **options) as batch:
             found.append(generate(batch, requests(), arrivals={3: 2, 4: 5, 5: 6}, cancelled_after={4: 3}))
-            assert batch.loaded.runtime.cache_budget.used == 0
+            assert batch.runtime.cache_budget.used == 0
     for one, other in zip(*found, strict=True):
         assert one.tokens[: len(other.tokens)] == other.tokens
         assert [one.ended, one.error] == [other.ended, other.error]
@@ -56,7 +56,7 @@ def test_replies_are_those_of_steps_that_are_started_ahead(
 def test_every_step_emits_the_tokens_that_it_samples_and_no_reply_is_fed_its_last(
     windowed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stepping, "is_gpu", lambda: False)
+    monkeypatch.setattr(stepping, "computes_ahead", lambda: False)
     fed: list[int] = []
     forward = Decoder._forward
 
@@ -69,7 +69,7 @@ def test_every_step_emits_the_tokens_that_it_samples_and_no_reply_is_fed_its_las
         for key in range(3):
             batch.insert(key, GenerationRequest(prompt=[30 + key] * 5, max_tokens=4 + key))
         emitted = []
-        while batch.loaded.sequences:
+        while batch.sequences:
             emitted.append(Counter(type(outcome) for _, outcome in batch.step())[TokenDelta])
     assert emitted == fed == [3, 3, 3, 3, 2, 1]
 
@@ -77,12 +77,12 @@ def test_every_step_emits_the_tokens_that_it_samples_and_no_reply_is_fed_its_las
 def test_steps_of_long_replies_are_started_ahead_until_a_new_one_joins(
     windowed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stepping, "is_gpu", lambda: False)
+    monkeypatch.setattr(stepping, "computes_ahead", lambda: False)
     monkeypatch.setattr(stepping, "SHORT_REPLY_TOKENS", 3)
     with loaded_batch(windowed) as batch:
         batch.insert(0, GenerationRequest(prompt=[30] * 5, max_tokens=12))
         emitted: list[Counter[int]] = []
-        while batch.loaded.sequences:
+        while batch.sequences:
             if len(emitted) == 6:
                 batch.insert(1, GenerationRequest(prompt=[31] * 5, max_tokens=2))
             emitted.append(Counter(key for key, each in batch.step() if isinstance(each, TokenDelta)))
@@ -95,9 +95,9 @@ def test_steps_of_long_replies_are_started_ahead_until_a_new_one_joins(
 def test_a_reply_that_a_constraint_masks_is_the_same(windowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for ahead in (True, False):
-        monkeypatch.setattr(stepping, "is_gpu", lambda ahead=ahead: ahead)
+        monkeypatch.setattr(stepping, "computes_ahead", lambda ahead=ahead: ahead)
         with loaded_batch(windowed) as batch:
-            words = batch.loaded.runtime.model.tokenizer
+            words = batch.runtime.networks.model.tokenizer
             prompt = tuple(words.encode("fox<|channel|>analysis<|message|>", control_tokens=True))
             budgets = ReasoningBudgets(words, DIALECTS["harmony"])
             budget = budgets.start(prompt, Channel.ANALYSIS, room=40, tokens=5)

@@ -11,15 +11,15 @@ from tokenizers import Tokenizer
 
 from mlx_backend.byte_cache import CacheBudget
 from mlx_backend.common_prefix import common_prefix_length
-from mlx_backend.engine.mlx import text_cache
-from mlx_backend.engine.mlx.text_cache import TextCache
+from mlx_backend.engine.mlx import tokenizer
+from mlx_backend.engine.mlx.tokenizer import TextCache
 
 KINDS: list[Callable[[], Tokenizer]] = [byte_level, sentencepiece, words_and_markers]
 
 
 @pytest.fixture(autouse=True)
 def short_texts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_cache, "MIN_LENGTH", 1)
+    monkeypatch.setattr(tokenizer, "MIN_LENGTH", 1)
 
 
 class Counted:
@@ -73,7 +73,7 @@ def test_the_next_turn_tokenises_what_is_new() -> None:
 def test_what_is_remembered_is_bounded_and_cannot_be_changed_from_outside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(text_cache, "MAX_TEXTS", 3)
+    monkeypatch.setattr(tokenizer, "MAX_TEXTS", 3)
     counted, budget = Counted(byte_level()), CacheBudget(20_000)
     marker = max(counted.markers, key=len)
     cache = TextCache(counted, counted.markers, budget)

@@ -10,7 +10,7 @@ from engine_models import write_model
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.arrays import as_ints
-from mlx_backend.engine.mlx.chunk_sizes import PADDED_SIZES
+from mlx_backend.engine.mlx.chunk_cost import PADDED_SIZES
 from mlx_backend.engine.mlx.kv_cache import LayerCaches, lengthen
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.engine.threaded import Engine
@@ -38,12 +38,12 @@ def test_a_warm_up_leaves_nothing_behind_and_changes_no_reply(
         assert replies(engine) == expected
     assert "to warm up" not in caplog.text
     with load_engine(folder, warm_up_seconds=60, context_length=512) as engine:
-        loaded = engine._scheduler._batch.loaded  # type: ignore[attr-defined]  # a Engine, declared as an Engine
-        assert loaded.steps > 0
-        assert not loaded.sequences
-        assert len(loaded.runtime.prefixes) == 0
-        assert loaded.runtime.cache_budget.used == 0
-        assert loaded.prefill_queue.pacer.rate == loaded.runtime.chunk_cost.rate
+        batch: Any = engine._scheduler._batch
+        assert batch.steps > 0
+        assert not batch.sequences
+        assert len(batch.runtime.prefix_store.prefixes) == 0
+        assert batch.runtime.cache_budget.used == 0
+        assert batch.prefill_queue.pacer.rate == batch.runtime.chunk_cost.rate
         assert replies(engine) == expected
     assert "Prompts of up to 512 tokens were run to warm up" in caplog.text
 
@@ -102,14 +102,14 @@ def test_the_working_memory_of_long_chunks_is_foreseen_on_a_gpu(
     )
     monkeypatch.setattr("mlx_backend.engine.mlx.runtime.prepares_for_lengths", lambda: True)
     with load_engine(folder) as engine:
-        runtime = engine._scheduler._batch.loaded.runtime  # type: ignore[attr-defined]  # as above
+        runtime = engine._scheduler._batch.runtime  # type: ignore[attr-defined]  # MLX's
         cost = runtime.chunk_cost
         assert cost.rate > 0
         for tokens, context in ((64, 2048), (1024, 1024), (1024, 8192)):
-            layers = runtime.fresh_layers("")
-            run(runtime.networks[""], 1, layers)
+            layers = runtime.networks.fresh_layers("")
+            run(runtime.networks.by_adapter[""], 1, layers)
             lengthen(layers, max(0, context - tokens - 1), tokens)
-            taken = run(runtime.networks[""], tokens, layers)
+            taken = run(runtime.networks.by_adapter[""], tokens, layers)
             # More where all that is attended to counts for pairs, though a window ends.
             assert 0.9 * taken <= cost.working_bytes(tokens, context) <= 4 * taken
 

@@ -1,4 +1,4 @@
-"""The families of models that see, and what each needs beside the embeddings of its images. Knows no MLX.
+"""The families of models that see, and what each needs in addition to the embeddings of its images. Knows no MLX.
 
 A row is added once its replies have been compared with a reference; nothing else compares names of families.
 """
@@ -28,7 +28,7 @@ class ImageFamily:
     multiplies_embeddings: bool = False
     """The network multiplies what it is given by the root of the width, also an image's embeddings, which have it."""
     reads_pads_as: int | None = None
-    """The token that is read in an image's places where the network looks at tokens beside their embeddings."""
+    """The token read in an image's places where the network looks at tokens and not only at their embeddings."""
     has_grid_positions: bool = False
     """Its rotary embeddings turn parts of a head by row and column (mrope). An image then moves what follows by the
     longer of its sides instead of by its number of places."""

@@ -1,8 +1,11 @@
-"""The memory that images take beside the caches of replies: while they wait to be seen, and while they are.
+"""The memory that images take: while they wait to be seen, while they are, and what is remembered of them.
 
 A prepared image is several times as large as its pixels, and requests wait with theirs. All that wait are counted, and
-no more are prepared than may: who sends them is told to come back. What a vision tower needs while it runs is measured
-when the model is loaded.
+no more are prepared than may be: who sends them is told to come back. What a vision tower needs while it runs is
+measured when the model is loaded.
+
+What a tower has made of images is cached by their digests, the least recently used dropped first: the next turn of a
+conversation shows the same images again.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,9 +24,12 @@ from mlx_backend.errors import EngineBusy, EngineRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import mlx.core as mx
+
     from mlx_backend.engine.images import PreparedImage
 
-MAX_SHARE = 0.25  # of the memory that the model leaves, for all prepared images
+MAX_SHARE = 0.25
+"""Share of the memory that the model leaves, for all prepared images."""
 
 
 class PreparedImages:
@@ -45,8 +51,8 @@ class PreparedImages:
         with self._guard:
             return self._count()
 
-    def add(self, image: PreparedImage, beside: int = 0) -> None:
-        """Count an image for as long as it exists; `beside` are the bytes of the same request's other images.
+    def add(self, image: PreparedImage, others: int = 0) -> None:
+        """Count an image for as long as it exists; `others` are the bytes of the same request's other images.
 
         Raises EngineRefused if there is never room for it, EngineBusy if there is none now.
         """
@@ -57,20 +63,20 @@ class PreparedImages:
                 "are left for images. Send it smaller, or with the detail low.",
                 "images",
             )
-        if beside + nbytes > max_bytes:
+        if others + nbytes > max_bytes:
             raise EngineRefused(
                 f"The request's images take more than {format_bytes(max_bytes)} of memory as this model sees them, "
                 "which is all that is left for images. Send fewer, or smaller, or with the detail low.",
                 "images",
             )
         with self._guard:
-            others = self._count()
-            if others + nbytes <= max_bytes:
+            counted = self._count()
+            if counted + nbytes <= max_bytes:
                 self._counted += nbytes
                 weakref.finalize(image, self._gone.append, nbytes).atexit = False
                 return
         raise EngineBusy(
-            f"The images that wait to be seen by this model take {format_bytes(others)} of memory, and one more of "
+            f"The images that wait to be seen by this model take {format_bytes(counted)} of memory, and one more of "
             f"{format_bytes(nbytes)} does not fit into the {format_bytes(max_bytes)} for them. Send fewer or smaller "
             f"images at once, or try again in {RETRY_AFTER} s.",
             RETRY_AFTER,
@@ -84,7 +90,7 @@ class PreparedImages:
 
 @dataclass(frozen=True, slots=True)
 class TowerCost:
-    """What a vision tower needs beside its weights for an image.
+    """What a vision tower needs in addition to its weights for an image.
 
     Those are bytes `per_byte` of the prepared image, and `per_pair` of these: attention that is computed in one kernel
     needs none of the latter.
@@ -105,3 +111,37 @@ class TowerCost:
     def working_bytes(self, image: PreparedImage) -> int:
         """Return the bytes that are needed while an image is seen."""
         return int(image.nbytes * (self.per_byte + self.per_pair * image.nbytes))
+
+
+MAX_BYTES = 256 << 20
+
+
+class FeatureCache:
+    """The features of images, as long as they fit into `max_bytes`."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.nbytes = 0
+        self._max_bytes = max_bytes
+        self._features: OrderedDict[bytes, mx.array] = OrderedDict()
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._features
+
+    def find(self, digest: bytes) -> mx.array | None:
+        """Return the features of an image, which count as used; None if they are not here."""
+        found = self._features.get(digest)
+        if found is not None:
+            self._features.move_to_end(digest)
+        return found
+
+    def put(self, digest: bytes, features: mx.array) -> None:
+        """Hold the features of an image, which must not be here yet."""
+        self._features[digest] = features
+        self.nbytes += features.nbytes
+        self.evict_to(self._max_bytes)
+
+    def evict_to(self, nbytes: int) -> None:
+        """Drop features until the others take no more than `nbytes`."""
+        while self.nbytes > max(0, nbytes):
+            _, dropped = self._features.popitem(last=False)
+            self.nbytes -= dropped.nbytes

@@ -1,7 +1,7 @@
 """The images of one prompt: where chunks may end, what a chunk with images is run with, how prefixes are told apart.
 
 Positions with rows and columns (mrope) are Qwen's: text counts on by one, an image's places all have the time of its
-first one and their own row and column after it, and what follows goes on behind the longest side.
+first one and their own row and column after it, and what follows goes on after the longest side.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 from array import array
 from bisect import bisect_right
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -27,35 +27,46 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.vision.tower import Vision
 
-_IMAGE_BIT = 1 << 31  # of a word in a prefix's key; token ids are below
+# The bit of a word in a prefix's key that marks an image; token ids are below.
+_IMAGE_BIT = 1 << 31
 MIN_KEYED_PLACES = 4
 """An image with fewer places has fewer than 124 bits of its hash in a prefix's key: such a prefix is not cached."""
 
 
 class PromptImages:
-    """The images of one prompt, in their order. Belongs to the engine's thread."""
+    """The images of one prompt, in their order; most prompts have none. Belongs to the engine's thread.
 
-    def __init__(self, images: Sequence[PromptImage], vision: Vision) -> None:
+    `vision` may be None only if there are none.
+    """
+
+    def __init__(self, images: Sequence[PromptImage] = (), vision: Vision | None = None) -> None:
         self._images = images
         self._starts = [each.start for each in images]
-        self._vision = vision
+        self._vision = cast("Vision", vision)  # asked only for images
         # What is made of images that are being prefilled, and of those that cannot be seen again.
         self._seen: dict[bytes, mx.array] = {
             each.image.digest: features
             for each in images
             if not each.image.can_be_seen
-            and (features := vision.features.find(each.image.digest)) is not None
+            and (features := self._vision.features.find(each.image.digest)) is not None
         }
-        # By how much positions are behind the tokens' numbers after each image, and before the first.
+        # By how much positions are less than the tokens' numbers after each image, and before the first.
         self._shifts = [0]
         for each in images:
             grid = each.image
-            saved = max(grid.rows, grid.columns) - grid.num_tokens if vision.family.has_grid_positions else 0
+            saved = (
+                max(grid.rows, grid.columns) - grid.num_tokens
+                if self._vision.family.has_grid_positions
+                else 0
+            )
             self._shifts.append(self._shifts[-1] + saved)
+
+    def __len__(self) -> int:
+        return len(self._images)
 
     @property
     def shift(self) -> int:
-        """What is added to a token's number to get its position, behind all images."""
+        """What is added to a token's number to get its position, after all images."""
         return self._shifts[-1]
 
     def unseen(self, start: int, end: int) -> PreparedImage | None:
@@ -80,7 +91,7 @@ class PromptImages:
         self._seen = {}
 
     def seeing_bytes(self, start: int) -> int:
-        """Return the working memory for seeing the largest of the images behind a position that are not seen yet."""
+        """Return the working memory for seeing the largest of the images after a position that are not seen yet."""
         return max(
             (
                 self._vision.cost.working_bytes(each.image)
@@ -91,7 +102,7 @@ class PromptImages:
         )
 
     def whole_end(self, position: int) -> int:
-        """Return where a chunk may end that was to end here: behind an image that may not be cut."""
+        """Return where a chunk may end that was to end here: after an image that may not be cut."""
         image = self._around(position)
         return image.end if image is not None and self._vision.family.attends_both_ways else position
 
@@ -114,7 +125,7 @@ class PromptImages:
     def segment(
         self, network: Any, tokens: Sequence[int], start: int, end: int, layers: LayerCaches
     ) -> Segment:
-        """Return what runs the tokens from `start` to `end`, and some behind them. Raises ForwardError."""
+        """Return what runs the tokens from `start` to `end`, and some after them. Raises ForwardError."""
         array_of_tokens = mx.array([list(tokens)])
         if not any(True for _ in self._within(start, end)):
             shift = self._shifts[bisect_right(self._starts, start)]
@@ -198,13 +209,8 @@ class PromptImages:
         return found
 
 
-def images_of(request: GenerationRequest, vision: Vision | None) -> PromptImages | None:
-    """Return the images of a request that was checked; None if it has none."""
-    return PromptImages(request.images, vision) if request.images and vision is not None else None
-
-
 def check_images(request: GenerationRequest, vision: Vision | None) -> ImageBytes:
-    """Return what a request's images need beside its caches.
+    """Return what a request's images need in addition to its caches.
 
     Raises EngineRefused for images that cannot be seen here, or that do not stand where their pad tokens are.
     """

@@ -26,8 +26,7 @@ from mlx_backend.engine.mlx.vision.families import (
     is_installed,
     pad_token,
 )
-from mlx_backend.engine.mlx.vision.features import FeatureCache
-from mlx_backend.engine.mlx.vision.image_memory import PreparedImages, TowerCost
+from mlx_backend.engine.mlx.vision.image_memory import FeatureCache, PreparedImages, TowerCost
 from mlx_backend.errors import EngineRefused, first_line
 from mlx_backend.images.source import Picture
 from mlx_backend.models.files import of_text, read_json_or_empty
@@ -43,8 +42,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MEASURED_SIDES = (224, 448)  # pixels
-MAX_GRIDS = 1024  # sizes of pictures whose places are remembered
+MEASURED_SIDES = (224, 448)
+"""Sides of the pictures that are seen to measure, in pixels."""
+MAX_GRIDS = 1024
+"""Number of sizes of pictures whose places are remembered."""
 
 
 class Vision:

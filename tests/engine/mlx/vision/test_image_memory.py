@@ -15,8 +15,7 @@ from vision_models import SeeingModel, needs_mlx_vlm
 from mlx_backend.device.memory import MemoryBudget
 from mlx_backend.engine.images import PreparedImage
 from mlx_backend.engine.kv_cache_budget import ImageBytes, KVCacheBudget
-from mlx_backend.engine.mlx.vision.features import FeatureCache
-from mlx_backend.engine.mlx.vision.image_memory import PreparedImages, TowerCost
+from mlx_backend.engine.mlx.vision.image_memory import FeatureCache, PreparedImages, TowerCost
 from mlx_backend.errors import EngineBusy, EngineRefused
 
 if TYPE_CHECKING:
@@ -154,13 +153,13 @@ def test_images_that_can_never_be_seen_are_refused_with_the_figures() -> None:
 
 
 def working(batch: MLXBatch) -> int:
-    return batch.loaded.runtime.cache_budget._reservation.working
+    return batch.runtime.cache_budget._reservation.working
 
 
 @needs_mlx_vlm
 def test_a_vision_tower_is_measured_and_its_features_are_counted(folder: SeeingModel, seeing: Seeing) -> None:
     with loaded_batch(folder.folder) as batch:
-        vision = batch.loaded.runtime.vision
+        vision = batch.runtime.vision
         assert vision is not None
         request = seeing.request((2,), noise(90), TEXT)
         needed = vision.cost.working_bytes(request.images[0].image)
@@ -176,10 +175,10 @@ def test_an_image_that_cannot_be_seen_in_the_memory_there_is_is_refused_and_text
     folder: SeeingModel, seeing: Seeing
 ) -> None:
     with loaded_batch(folder.folder) as batch:
-        assert batch.loaded.runtime.vision is not None
+        assert batch.runtime.vision is not None
         request = seeing.request((2,), noise(91), TEXT)
         assert batch.admits(request)
-        batch.loaded.runtime.vision.cost = TowerCost(per_byte=1e9)
+        batch.runtime.vision.cost = TowerCost(per_byte=1e9)
         with pytest.raises(EngineRefused, match="of memory for its cache and its images"):
             batch.admits(request)
         text = seeing.request((2, 30, 31))
@@ -190,7 +189,7 @@ def test_an_image_that_cannot_be_seen_in_the_memory_there_is_is_refused_and_text
 @needs_mlx_vlm
 def test_images_that_wait_are_given_back_with_their_requests(folder: SeeingModel, seeing: Seeing) -> None:
     with loaded_batch(folder.folder) as batch:
-        vision = batch.loaded.runtime.vision
+        vision = batch.runtime.vision
         assert vision is not None
         before = vision.waiting.nbytes
         prepared = vision.prepare(noise(92))
@@ -203,10 +202,10 @@ def test_images_that_wait_are_given_back_with_their_requests(folder: SeeingModel
 @needs_mlx_vlm
 def test_features_make_room_for_replies(folder: SeeingModel, seeing: Seeing) -> None:
     with loaded_batch(folder.folder) as batch:
-        runtime = batch.loaded.runtime
+        runtime = batch.runtime
         assert runtime.vision is not None
         generate(batch, [seeing.request((2,), noise(93), TEXT)])
         assert runtime.vision.features.nbytes
         runtime.cache_budget.reserve(99, 1 << 40)
-        batch.loaded.prefix_store.evict_to_fit()
+        batch.runtime.prefix_store.evict_to_fit()
         assert not runtime.vision.features.nbytes

@@ -14,7 +14,7 @@ from vision_models import needs_mlx_vlm
 
 from mlx_backend.engine.images import PreparedImage, PromptImage
 from mlx_backend.engine.mlx.vision.families import FAMILIES, family_of, frequency_axes
-from mlx_backend.engine.mlx.vision.features import FeatureCache
+from mlx_backend.engine.mlx.vision.image_memory import FeatureCache
 from mlx_backend.engine.mlx.vision.prompt_images import PromptImages
 
 PAD, VISION_START = 5, 3

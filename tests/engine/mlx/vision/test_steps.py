@@ -58,7 +58,7 @@ def test_a_step_sees_one_image_and_gives_every_running_reply_a_token(
         assert emitted[0], "it does not wait for more than one image"
         assert 1 not in emitted
         tokens += emitted[0]
-    while batch.loaded.sequences:
+    while batch.sequences:
         tokens += step(batch).get(0, [])
     assert tokens == seeing.reply(text)
 
@@ -76,14 +76,14 @@ def test_a_short_text_does_not_wait_for_the_images_of_a_request_before_it(
 def test_a_request_that_is_cancelled_sees_no_more_of_its_images(
     batch: MLXBatch, seeing: Seeing, seen: list[bytes]
 ) -> None:
-    budget = batch.loaded.runtime.cache_budget
+    budget = batch.runtime.cache_budget
     batch.insert(0, of_many_images(seeing))
     assert budget._seeing[0] > 0
     step(batch)
     step(batch)
     batch.remove(0)
     assert len(seen) == 2
-    assert not batch.loaded.sequences
+    assert not batch.sequences
     assert not budget._seeing
 
 
@@ -99,9 +99,9 @@ def test_a_reply_that_is_preempted_goes_on_as_if_it_had_not_been(
         batch.insert(key, request)
     tokens: dict[int, list[int]] = {0: [], 1: []}
     steps = 0
-    while batch.loaded.sequences:
+    while batch.sequences:
         if steps == after:
-            batch.loaded.preempt(batch.loaded.sequences[0])
+            batch.preempt(batch.sequences[0])
         steps += 1
         for key, emitted in step(batch).items():
             tokens[key] += emitted
@@ -159,7 +159,7 @@ def test_a_warm_up_with_an_image_leaves_only_the_new_words_to_read(
 def test_chunks_that_are_filled_up_may_end_behind_an_image_that_is_not_cut(
     batch: MLXBatch, seeing: Seeing
 ) -> None:
-    batch.loaded.runtime.pads_chunks = batch.loaded.runtime.can_rewind  # as on CUDA
+    batch.prefill_queue.pads_chunks = batch.runtime.abilities.can_rewind  # as on CUDA
     requests = [
         seeing.request([2, *range(30, 30 + before)], noise(9), range(40, 90)) for before in (112, 118, 125)
     ]
@@ -176,13 +176,13 @@ def test_a_reply_about_an_image_that_was_seen_before_reserves_nothing_for_seeing
     while not step(batch):
         pass
     assert len(seen) == 1
-    assert not batch.loaded.runtime.cache_budget._seeing
+    assert not batch.runtime.cache_budget._seeing
 
 
 def test_a_picture_that_was_seen_is_prepared_again_only_if_what_was_made_of_it_is_lost(
     batch: MLXBatch, seeing: Seeing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vision = batch.loaded.runtime.vision
+    vision = batch.runtime.vision
     assert vision is not None
     prepared: list[Picture] = []
     make = Vision._inputs
@@ -230,7 +230,7 @@ def test_what_may_come_next_is_prefilled_without_what_it_takes_to_see_an_image_a
         [found] = generate(batch, [following])
         assert not seen
         assert found.tokens == seeing.reply(following)
-        vision = batch.loaded.runtime.vision
+        vision = batch.runtime.vision
         assert vision is not None
         vision.features.evict_to(0)
         with pytest.raises(EngineRefused, match="not kept any more"):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mlx_backend.engine.mlx.chunk_sizes import CHUNK_SIZES, PADDED_SIZES, RUN_OVERHEAD, padded_sizes
-from mlx_backend.engine.mlx.prefill_plan import PrefillPacer
+from mlx_backend.engine.mlx.chunk_cost import CHUNK_SIZES, PADDED_SIZES, RUN_OVERHEAD, padded_sizes
+from mlx_backend.engine.mlx.prefill_queue import PrefillPacer
 
 
 def chunks(pacer: PrefillPacer, start: int, end: int, *, others_wait: bool = True) -> list[int]:

@@ -13,11 +13,10 @@ from mlx_lm.models import base
 
 from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, Sampling
-from mlx_backend.engine.mlx.batch import MLXBatch
-from mlx_backend.engine.mlx.rehearsal import FIRST, LONG, SECOND, rehearse
+from mlx_backend.engine.mlx.batch import FIRST, LONG, SECOND, MLXBatch, answer_warm_up_requests
 from mlx_backend.models.engine_options import EngineOptions
 
-MODULES = ("runtime", "decode", "rehearsal")
+MODULES = ("runtime", "batch_trial", "prefill_queue", "decode", "batch")
 
 
 @pytest.fixture
@@ -74,43 +73,43 @@ def test_the_attention_of_drafts_has_one_query_and_a_drafted_text_few_lengths(
 
 @pytest.mark.usefixtures("prepares")
 @pytest.mark.parametrize("drafts", [{}, {"draft_tokens": 4}], ids=["without drafts", "with drafts"])
-def test_a_rehearsal_leaves_nothing_behind(windowed: Path, drafts: dict[str, Any]) -> None:
+def test_the_requests_of_a_warm_up_leave_nothing_behind(windowed: Path, drafts: dict[str, Any]) -> None:
     options = {**drafts, "draft_model": str(windowed)} if drafts else {}
     with loaded_batch(windowed) as plain:
         expected = [generate(plain, [each])[0].tokens for each in requests()]
     with loaded_batch(windowed, **options) as batch:
-        pacer, rate = batch.loaded.draft_pacer, batch.loaded.prefill_queue.pacer.rate
-        rehearse(batch.loaded, context_length=1024, seconds=60)
-        assert not batch.loaded.sequences
-        assert not batch.loaded._decoders, "theirs would go on drafting in every step"
-        assert batch.loaded.draft_pacer is pacer
-        assert batch.loaded.prefill_queue.pacer.rate == rate
-        assert batch.loaded.runtime.cache_budget.used == 0
-        assert len(batch.loaded.runtime.prefixes) == 0
+        pacer, rate = batch.draft_pacer, batch.prefill_queue.pacer.rate
+        answer_warm_up_requests(batch, context_length=1024, seconds=60)
+        assert not batch.sequences
+        assert not batch._decoders, "theirs would go on drafting in every step"
+        assert batch.draft_pacer is pacer
+        assert batch.prefill_queue.pacer.rate == rate
+        assert batch.runtime.cache_budget.used == 0
+        assert len(batch.runtime.prefix_store.prefixes) == 0
         assert [generate(batch, [each])[0].tokens for each in requests()] == expected
 
 
 @pytest.mark.usefixtures("prepares")
-def test_a_rehearsed_reply_that_the_model_would_end_goes_on_until_the_long_prompt_is_answered(
+def test_a_first_reply_that_the_model_would_end_goes_on_until_the_long_prompt_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_model(tmp_path, eos_token_id=list(range(512)))  # every token ends a reply
     beside: list[set[int]] = []
     with loaded_batch(folder) as batch:
-        step = batch.loaded.step
+        step = batch.step
 
         def noted() -> Any:
-            beside.append(set(batch.loaded.sequences))
+            beside.append(set(batch.sequences))
             return step()
 
-        monkeypatch.setattr(batch.loaded, "step", noted)
-        rehearse(batch.loaded, context_length=1024, seconds=60)
+        monkeypatch.setattr(batch, "step", noted)
+        answer_warm_up_requests(batch, context_length=1024, seconds=60)
     assert {FIRST} in beside
     assert {FIRST, SECOND} in beside
     assert {FIRST, LONG} in beside
 
 
-def test_a_rehearsal_takes_nothing_that_other_models_have_cached(windowed: Path) -> None:
+def test_the_requests_of_a_warm_up_take_nothing_that_other_models_have_cached(windowed: Path) -> None:
     device = Device(room_beside(windowed, 2_000_000))
     batch = MLXBatch(windowed, EngineOptions(cache_bytes=0), device=device)
     batch.load(lambda _share: None)
@@ -118,8 +117,8 @@ def test_a_rehearsal_takes_nothing_that_other_models_have_cached(windowed: Path)
     reservation, other = device.memory._reservations[0], device.memory.reserve(0)
     other.on_change = lambda: asked.append(reservation.asked)
     other.set_working(1_900_000, cached=1_900_000)
-    rehearse(batch.loaded, context_length=1024, seconds=5)
+    answer_warm_up_requests(batch, context_length=1024, seconds=5)
     assert not asked
-    assert not batch.loaded.admits(GenerationRequest(prompt=[20] * 300, max_tokens=100))
+    assert not batch.admits(GenerationRequest(prompt=[20] * 300, max_tokens=100))
     assert asked, "as a request does"
     batch.unload()

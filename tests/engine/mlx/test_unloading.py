@@ -19,7 +19,7 @@ def batch(tmp_path: Path) -> MLXBatch:
     return MLXBatch(write_model(tmp_path, eos_token_id=[]), EngineOptions(), device=Device(1 << 30))
 
 
-def test_there_is_no_loaded_batch_before_loading_and_after_unloading(batch: MLXBatch) -> None:
+def test_nothing_is_admitted_before_loading_and_after_unloading(batch: MLXBatch) -> None:
     with pytest.raises(RuntimeError, match="No model is loaded"):
         batch.admits(GenerationRequest(prompt=[9], max_tokens=1))
     batch.unload()  # as after a load that failed
@@ -39,7 +39,7 @@ def test_an_unloaded_model_is_freed_at_once_and_not_by_the_garbage_collector(bat
             batch.insert(key, GenerationRequest(prompt=[9 + key] * 50, max_tokens=5 + 90 * key))
         outcomes = [outcome for _ in range(9) for _, outcome in batch.step()]
         assert any(isinstance(outcome, Ended) for outcome in outcomes)
-        gone = [weakref.ref(each) for each in (batch.loaded, batch.loaded.runtime)]
+        gone = [weakref.ref(each) for each in (batch.runtime, batch.prefill_queue)]
         batch.unload()
         assert [each() for each in gone] == [None, None]
     finally:
