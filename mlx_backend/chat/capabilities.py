@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mlx_backend.chat.effort_probe import DEFAULT_BUDGETS, probe_effort
 from mlx_backend.chat.history_probe import probe_history
+from mlx_backend.chat.response_template import recognise
 from mlx_backend.constraints import can_constrain, can_require_calls
-from mlx_backend.conversation.recognition import recognise
 from mlx_backend.conversation.template import TemplateTraits
 from mlx_backend.engine.images import ImageSupport
 from mlx_backend.engine.mlx.vision.families import image_support
@@ -91,7 +91,11 @@ def describe(facts: ModelFacts, settings: ModelSettings) -> ModelDescription:
     """Describe what a chat model can do. Its template tells whether it reasons and takes tools."""
     form = ChatFormat.of(facts, settings)
     dialect, traits, scale = form.dialect, form.traits, form.scale
-    has_calls = dialect.calls is not None and dialect.calls.is_taught_by(facts.template or "")
+    has_calls = (
+        dialect.calls.is_taught_by(facts.template or "")
+        if dialect.calls
+        else dialect.is_from_response_template
+    )
     has_grammar = facts.one_process and can_constrain(
         dialect, facts.control_tokens, facts.end_tokens, facts.vocabulary_size
     )

@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _of_folder(folder: Path) -> Dialect:
     """Return the dialect that the server finds for a model, by its files."""
-    from mlx_backend.conversation.recognition import recognise
+    from mlx_backend.chat.response_template import recognise
     from mlx_backend.models import files
 
     if not folder.is_dir():
@@ -258,11 +258,11 @@ def _unknown(dialect: str) -> str:
 
 
 def _dialect(row: Mapping[str, Any], default: Dialect) -> Dialect:
-    from mlx_backend.conversation.dialects import DIALECTS
-    from mlx_backend.conversation.dialects.response_template import (
+    from mlx_backend.chat.response_template import (
         ResponseTemplateError,
         response_template_dialect,
     )
+    from mlx_backend.conversation.dialects import DIALECTS
 
     value, template = row.get("dialect"), row.get("response_template")
     if value is not None and template is not None:

@@ -42,7 +42,6 @@ from mlx_backend.conversation.dialects.calls.pairs import PairCalls
 from mlx_backend.conversation.dialects.calls.pythonic import PythonicCalls, TaggedCalls
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
 from mlx_backend.conversation.dialects.calls.xtml import XtmlCalls
-from mlx_backend.conversation.dialects.response_template.calls import JsonTemplateCalls
 from mlx_backend.conversation.tools import ToolSet
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def _body_of(codec: CallCodec) -> tuple[type[CallBody], CallSyntax] | None:
 
 
 _BODIES: Mapping[tuple[type[CallSyntax], ...], type[CallBody]] = {
-    (JsonObjects, NamedJson, TaggedCalls, JsonTemplateCalls): JsonBody,
+    (JsonObjects, NamedJson, TaggedCalls): JsonBody,
     (XmlCalls, PairCalls, XtmlCalls): TaggedBody,
     (GemmaCalls,): GemmaBody,
     (PythonicCalls,): PythonBody,

@@ -175,7 +175,7 @@ def test_a_line_may_bring_the_response_template_of_its_model() -> None:
     read, twice, broken = results(row, {**row, "dialect": "glm"}, {**row, "response_template": {"fields": 1}})
     assert read == MEANT
     assert "one of them is expected" in twice["error"]["message"]
-    assert "response_template.fields must be an object" in broken["error"]["message"]
+    assert "response_template.fields must be" in broken["error"]["message"]
 
 
 def test_a_models_folder_tells_how_it_writes(tmp_path: Path) -> None:

@@ -7,24 +7,20 @@ brings for models without one are read from there.
 from __future__ import annotations
 
 import json
-import random
 from typing import Any
 
 import pytest
-from test_parser_linearity import Work, work
 from transformers.cli.serving import utils as serving
 from transformers.utils.chat_parsing import parse_response
 
-from mlx_backend.conversation.dialects import DIALECTS
-from mlx_backend.conversation.dialects.response_template import (
+from mlx_backend.chat.response_template import (
     ResponseTemplateError,
+    recognise,
     response_template_dialect,
 )
+from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.conversation.parser import ChannelParser, fold, parse_text
-from mlx_backend.conversation.recognition import recognise
-
-__all__ = ["work"]
 
 WEATHER = {
     "name": "get_weather",
@@ -144,27 +140,19 @@ def test_a_turn_means_what_transformers_reads_in_it_at_every_split(
     assert _meaning([*(event for one in text for event in parser.feed(one)), *parser.close()]) == expected
 
 
-@pytest.mark.parametrize("template", [NAMED_JSON, TAGS, LINES, LIST, QWEN, QWEN_XML, GEMMA_4])
-def test_calls_that_are_written_by_a_template_are_read_by_transformers(template: dict[str, Any]) -> None:
-    codec = response_template_dialect(template).calls
-    assert codec is not None
-    draw = random.Random(0)
-    for _ in range(50):
-        city = "".join(draw.choices("abc {}[]äß漢 ,.'", k=draw.randrange(1, 12))).strip() or "x"
-        arguments = {"city": city, "days": draw.randrange(99)}
-        text = "".join(piece.text for piece in codec.encode("get_weather", arguments))
-        assert _expected(template, text)[2] == [("get_weather", arguments)]
-        [call] = parse_text(text, response_template_dialect(template), tools=[WEATHER]).tool_calls
-        assert (call.name, json.loads(call.arguments)) == ("get_weather", arguments)
-
-
-def test_markers_are_known_by_their_token_ids_and_text_that_spells_them_is_text() -> None:
+def test_control_tokens_are_taken_by_their_ids() -> None:
     dialect = response_template_dialect(NAMED_JSON)
-    tokens = {1: "<|plan|>", 2: "<|/plan|>", 3: "<|use|>", 4: "<|/use|>", 5: "<|with|>"}
+    tokens = {1: "<|plan|>", 2: "<|/plan|>", 3: "<|use|>", 4: "<|/use|>", 5: "<|with|>", 6: "<|other|>"}
     parser = ChannelParser(dialect, tools=[WEATHER], special_tokens=tokens)
-    pieces: list[tuple[str, int]] = [("<|plan|>", 1), ("It is <|/plan|>.", 9), ("<|/plan|>", 2), ("Yes.", 9)]
+    pieces = [("<|plan|>", 1), ("Hm.", 9), ("<|other|>", 6), ("<|/plan|>", 2), ("Yes.", 9)]
     events = [event for text, token in pieces for event in parser.feed(text, token)]
-    assert _meaning([*events, *parser.close()]) == ("It is <|/plan|>.", "Yes.", [])
+    assert _meaning([*events, *parser.close()]) == ("Hm.", "Yes.", [])
+
+
+def test_a_call_that_was_cut_is_not_put_out() -> None:
+    parser = ChannelParser(response_template_dialect(NAMED_JSON), tools=[WEATHER])
+    events = [*parser.feed('I look.<|use|>get_weather<|with|>{"city": "Par'), *parser.close("length")]
+    assert _meaning(events) == ("", "I look.", [])
 
 
 def test_the_end_of_the_prompt_tells_what_is_open() -> None:
@@ -173,15 +161,6 @@ def test_the_end_of_the_prompt_tells_what_is_open() -> None:
     assert dialect.opens_in("<|bot|><|plan|><|/plan|>") is Channel.FINAL
     parser = ChannelParser(dialect, opens_in=Channel.ANALYSIS)
     assert _meaning([*parser.feed("A thought.<|/plan|>4"), *parser.close()]) == ("A thought.", "4", [])
-
-
-def test_json_arguments_come_out_while_they_are_written() -> None:
-    parser = ChannelParser(response_template_dialect(NAMED_JSON), tools=[WEATHER])
-    parser.feed("<|use|>get_weather<|with|>")
-    assert [type(event).__name__ for event in parser.feed('{"city": "Par')] == [
-        "ToolCallStart",
-        "ToolCallDelta",
-    ]
 
 
 def test_nothing_is_lost_of_what_is_no_call_and_of_other_fields() -> None:
@@ -223,23 +202,13 @@ def test_a_response_template_wins_over_a_family_that_would_misread_it() -> None:
         {"fields": {"tool_calls": []}},
         {"version": 2, **NAMED_JSON},
         {**NAMED_JSON, "grammar": ""},
-        _template(open="x", close="y", content="json"),
         _template(open="<use>", close="</use>", content="yaml"),
         _template(open="<use>", open_pattern="<use>", close="</use>"),
         _template(open_pattern=r"(<a+)+>", close="</use>"),
         _template(open_pattern=r"<use>(?P<name>(\w+\s?)*)>", close="</use>"),
-        _template(open_pattern=r"<use>(?P<name>.*)>", close="</use>"),
-        _template(open_pattern=r"<use>(?=x)", close="</use>"),
         _template(open_pattern=r"<use>(?P<n>\w+)\1", close="</use>"),
         _template(open_pattern=r"<use>[", close="</use>"),
-        _template(open_pattern=r"<use>" + "a?" * 600, close="</use>"),
-        _template(open_pattern=r"\w+<use>", close="</use>"),
         _template(open_pattern=r"<use>(?P<name>\w+)x", close="</use>"),
-        _template(open="<use>", close="</use>", content="xml-inline"),
-        _template(
-            open="<use>", close="</use>", content="xml-inline", content_args={"tag_pattern": r"(\w+)=(.*)"}
-        ),
-        _template(open="<use>", close="</use>", content="json", transform="{nothing}"),
         _template(open="<use>", close="</use>", content="json", transform="a {content}"),
         _template(open="<use>", close="</use>", content="json", transform_each=True),
         {"fields": {"thinking": {"close": "</think>"}}},
@@ -258,25 +227,8 @@ def test_what_cannot_be_used_is_refused_with_a_reason_and_changes_nothing(templa
 
 def test_the_older_response_schema_is_not_read() -> None:
     schema = {"type": "object", "properties": {"content": {"type": "string", "x-regex": "(a+)+$"}}}
-    with pytest.raises(ResponseTemplateError, match="unknown key"):
+    with pytest.raises(ResponseTemplateError, match="Unknown keys"):
         response_template_dialect(schema)
-
-
-@pytest.mark.parametrize("template", [NAMED_JSON, TAGS, LINES, LIST, QWEN_XML, GEMMA_4])
-def test_reading_is_linear(template: dict[str, Any], work: Work) -> None:
-    dialect = response_template_dialect(template)
-    assert dialect.calls is not None
-    call = "".join(piece.text for piece in dialect.calls.encode("get_weather", {"city": "Paris"}))
-    for unit in (call, call[: len(call) // 2], call[len(call) // 2 :], "<|use|>", "<|plan|>x", " \n" * 20):
-        costs = []
-        for repeats in (400, 1600):
-            work.characters = 0
-            parser = ChannelParser(dialect, tools=[WEATHER])
-            for piece in [unit] * repeats:
-                parser.feed(piece)
-            parser.close()
-            costs.append(work.characters)
-        assert costs[1] <= 5 * costs[0] + 10_000, (unit, costs)
 
 
 def test_text_behind_a_calls_marker_that_begins_none_is_let_go_at_once() -> None:
