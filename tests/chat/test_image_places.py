@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chat_templates import GEMMA_3_VISION, GEMMA_3_VISION_MARKERS, QWEN_VL, QWEN_VL_MARKERS
-from mlx_backend.conversation.recognition import recognise
 from scripted_engine import ScriptedTokenizer
 
 from mlx_backend.chat.capabilities import ChatFormat
@@ -16,6 +15,7 @@ from mlx_backend.chat.history_probe import probe_history
 from mlx_backend.chat.limits import ReplyLimits
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.request_images import SeenImages
+from mlx_backend.chat.response_template import recognise
 from mlx_backend.conversation.effort_scale import EffortScale
 from mlx_backend.engine.images import ImageMarkup, PreparedImage
 from mlx_backend.errors import RequestError
