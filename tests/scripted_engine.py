@@ -221,7 +221,7 @@ class ScriptedImageProcessor:
         """Qwen's."""
         return ImageMarkup(part="".join(IMAGE_MARKERS), placeholder=IMAGE_MARKERS[1])
 
-    def prepare(self, picture: Picture, beside: int = 0) -> PreparedImage:
+    def prepare(self, picture: Picture, of_request: int = 0) -> PreparedImage:
         """Return the picture's size in tokens; its pixels are the only input."""
         return PreparedImage(
             picture.digest,

@@ -1,4 +1,4 @@
-"""Embeddings and reranking: texts to vectors, documents to relevance scores, for a knowledge base beside a chat model.
+"""Embeddings and reranking: texts to vectors, documents to relevance scores, for a knowledge base next to a chat model.
 
     texts ─service─▶ tokens ─worker─▶ batches, interleaved with the chat model ─mlx─▶ vectors or scores
 

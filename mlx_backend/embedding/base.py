@@ -59,7 +59,8 @@ class NetworkInfo:
     encoder: Encoder
     config: EmbeddingConfig
     dimensions: int = 0
-    accepts_instructions: bool = False  # a rerank request may say what to look for
+    accepts_instructions: bool = False
+    """Whether a rerank request may say what to look for."""
 
 
 class Network(Protocol):

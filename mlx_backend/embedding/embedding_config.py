@@ -159,7 +159,8 @@ _ROBERTAS = ("roberta", "xlm-roberta", "camembert")
 class _Modules:
     """What modules.json lists."""
 
-    pooling: dict[str, Any] = field(default_factory=dict)  # the pooling module's config
+    pooling: dict[str, Any] = field(default_factory=dict)
+    """The pooling module's config."""
     dense: list[str] = field(default_factory=list)
 
 

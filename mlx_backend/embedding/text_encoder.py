@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
     from tokenizers import Encoding
 
-MIN_DOCUMENT_TOKENS = 16  # a query that leaves a document less is refused
+MIN_DOCUMENT_TOKENS = 16
+"""A query that leaves a document fewer is refused."""
 
-# The prompt Qwen3-Reranker was trained with (from its model card). Its answer is one token, yes or no.
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+"""Part of the prompt that Qwen3-Reranker was trained with (from its model card); its answer is one token, yes or no."""
 _RERANK_PROMPT_START = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'

@@ -120,13 +120,13 @@ class Worker:
         self._max_waiting = max_waiting
         self._on_progress = on_progress or (lambda _fraction: None)
         self._changed = threading.Condition()
-        self._queue: FairQueue[EmbeddingJob] = FairQueue()  # under the lock
+        self._queue: FairQueue[EmbeddingJob] = FairQueue()
         self._current: EmbeddingJob | None = None
         self._stopping = False
         self._info: NetworkInfo | None = None
         self._load_error: EngineError | None = None
         self._load_finished = threading.Event()
-        self._speed = 0.0  # tokens a second
+        self._tokens_per_second = 0.0
         self._thread = threading.Thread(target=self._run, name="embedding", daemon=True)
         self._thread.start()
         atexit.register(self.stop)
@@ -254,7 +254,7 @@ class Worker:
         if job.closed:
             return False
         seconds = CONTENDED_STAGE_SECONDS if self._contended else STAGE_SECONDS
-        stage_tokens = int(min(MAX_STAGE_TOKENS, max(MIN_STAGE_TOKENS, self._speed * seconds)))
+        stage_tokens = int(min(MAX_STAGE_TOKENS, max(MIN_STAGE_TOKENS, self._tokens_per_second * seconds)))
         batch = job.next_batch(max(stage_tokens, MIN_BATCH_TOKENS))
         try:
             completed = self._run_batch(job, batch, stage_tokens)
@@ -309,8 +309,8 @@ class Worker:
     def _measure_speed(self, tokens: int, seconds: float) -> None:
         if tokens >= MIN_STAGE_TOKENS and seconds > 0:
             speed = tokens / seconds
-            old = self._speed or speed
-            self._speed = (1 - SPEED_SMOOTHING) * old + SPEED_SMOOTHING * speed
+            old = self._tokens_per_second or speed
+            self._tokens_per_second = (1 - SPEED_SMOOTHING) * old + SPEED_SMOOTHING * speed
 
 
 def _message(error: Exception) -> str:

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.images import PromptImage
 
-UNBOUNDED_TOKENS = 1 << 40  # tokens: more than any reply has
-MAX_PRIORITY = 2**31 - 1  # of a request, and the opposite of the lowest
+UNBOUNDED_TOKENS = 1 << 40
+"""More tokens than any reply has."""
+MAX_PRIORITY = 2**31 - 1
+"""The highest priority number of a request; the lowest is its opposite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +93,11 @@ class GenerationRequest:
     system part, the end of the history. An engine may cache its state there; it may also ignore them.
 
     `expected_tokens` is how long the reply is likely to be, for a caller whose max_tokens is only a limit; memory is
-    reserved for that many, or for what fits. `logprobs` asks for the chosen token's log probability and those of that
-    many most likely tokens. `adapter` names a LoRA adapter the engine knows. `queue_timeout` is how many seconds the
-    request may be queued; at 0 it is started at once or refused. A lower `priority` number is served sooner. `client`
-    is whose request it is. `images` are in the order in which they stand in the prompt, prepared by the engine's
-    `image_processor`.
+    reserved for that many, or for what fits. `logprobs` asks for the log probability of the chosen token, and for those
+    of as many of the most likely tokens. `adapter` names a LoRA adapter the engine knows. `queue_timeout` is how many
+    seconds the request may be queued; at 0 it is started at once or refused. A lower `priority` number is served
+    sooner. `client` is whose request it is. `images` are in the order in which they stand in the prompt, prepared by
+    the engine's `image_processor`.
     """
 
     prompt: Sequence[int]
@@ -182,7 +184,8 @@ class EngineStatus:
     running: int = 0
     waiting: int = 0
     detail: str = ""
-    unbatched: str = ""  # why replies are not decoded together; empty if they are, or if nothing is loaded
+    unbatched: str = ""
+    """Why replies are not decoded together; empty if they are, or if nothing is loaded."""
     available_context: int | None = None
     """Tokens of prompt and reply that fit into memory now, if that is known."""
 

@@ -24,17 +24,19 @@ class ModelInfo:
     context_length: int
     tokenizer: Tokenizer
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
-    adapters: Collection[str] = ()  # the LoRA adapters a request may name
-    image_processor: ImageProcessor | None = None  # None: the model cannot see images here
-    image_support: ImageSupport = ImageSupport.NONE  # whether it can, or why not
-    unbatched: str = ""  # why replies are not decoded together; empty if they are
-    # How many tokens of prompt and reply fit into memory now; callable from any thread.
+    adapters: Collection[str] = ()
+    """The LoRA adapters a request may name."""
+    image_processor: ImageProcessor | None = None
+    """None: the model cannot see images here."""
+    image_support: ImageSupport = ImageSupport.NONE
+    unbatched: str = ""
+    """Why replies are not decoded together; empty if they are."""
     available_context: Callable[[], int | None] = lambda: None
-    # Gets the function that wakes the engine thread: to be called, on any thread, when other models need memory or have
-    # freed some.
+    """Returns how many tokens of prompt and reply fit into memory now. From any thread."""
     set_waker: Callable[[Callable[[], None]], None] = lambda wake: None
-    # Called on the engine thread when it has been woken.
+    """Gets a function that wakes the engine thread, to be called when other models need memory or have freed some."""
     on_wake: Callable[[], None] = lambda: None
+    """Called on the engine thread when it has been woken."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ class PreparedImage:
 
     `digest` tells it apart from every other image for this model. It stands in a prompt as `rows` times `columns` pad
     tokens, for some models with a token `row_break` between two rows. `inputs` are numpy arrays, by the names that the
-    model's processor gives them. An image that the engine has seen may be without: if it has to be seen again, they are
-    made of `picture`, of so many bytes.
+    model's processor gives them. An image that the engine has seen may be without: if it has to be seen again, they
+    are made of `picture`, and take `bytes_to_make`.
     """
 
     digest: bytes
@@ -66,7 +66,7 @@ class PromptImage:
 
     @property
     def end(self) -> int:
-        """The position behind its tokens."""
+        """The position after its tokens."""
         return self.start + self.image.num_tokens
 
 
@@ -75,19 +75,19 @@ class ImageMarkup:
     """How an image is written in a prompt.
 
     `part` is what the family's chat templates write for an image, of which `placeholder` then becomes the image's pad
-    tokens, with `before` and `behind` around them, and `between_rows` of its places.
+    tokens, with `before` and `after` them, and `between_rows` of its places.
     """
 
     part: str
     placeholder: str
     before: str = ""
-    behind: str = ""
+    after: str = ""
     between_rows: str = ""
 
     def written(self, image: PreparedImage, pad: str) -> str:
         """Return what stands for an image where the placeholder was; `pad` is the text of a pad token."""
         rows = self.between_rows.join([pad * image.columns] * image.rows)
-        return f"{self.before}{rows}{self.behind}"
+        return f"{self.before}{rows}{self.after}"
 
 
 class ImageSupport(Enum):
@@ -117,8 +117,8 @@ class ImageProcessor(Protocol):
         """How an image is written in a prompt."""
         ...
 
-    def prepare(self, picture: Picture, beside: int = 0) -> PreparedImage:
-        """Return the picture as the model takes it; `beside` are the bytes of the same request's other images.
+    def prepare(self, picture: Picture, of_request: int = 0) -> PreparedImage:
+        """Return the picture as the model takes it; `of_request` are the bytes of the same request's other images.
 
         Raises EngineRefused for one that it cannot take, EngineBusy while too many of others wait to be seen.
         """

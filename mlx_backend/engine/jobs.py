@@ -53,8 +53,8 @@ class Job(QueuedJob):
         self.key = key
         self.request = request
         self.outbox: SimpleQueue[EngineItem | EngineError | None] = SimpleQueue()
-        self.is_cancelled = False  # by the caller, who no longer gets from the outbox
-        self.is_finished = False  # nothing more is put into the outbox
+        self.is_cancelled = False  # The caller no longer gets from the outbox.
+        self.is_finished = False  # Nothing more is put into the outbox.
         self.deadline = math.inf if request.queue_timeout is None else self.queued_at + request.queue_timeout
         self.admitted_at = self.first_token_at = self.ended_at = 0.0
         self.cached_tokens = self.generated_tokens = 0

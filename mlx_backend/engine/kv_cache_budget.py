@@ -1,6 +1,6 @@
 """How much memory the sequences of an engine may take: what is set aside for their caches, and whether more fits.
 
-Beside its caches a prompt needs working memory while a chunk of it is computed. If that does not fit, cached prefixes
+A prompt needs caches, and working memory while a chunk of it is computed. If that does not fit, cached prefixes
 are dropped and chunks get shorter; a prompt is refused only if not even the shortest chunk has room. The same is done
 while the system is short of memory, for whatever reason: it may then be about to stop this process, or itself.
 
@@ -25,15 +25,19 @@ if TYPE_CHECKING:
     from mlx_backend.device.memory import MemoryReservation
     from mlx_backend.device.pressure import Pressure
 
-RETRY_AFTER = 10  # seconds, where other models leave no memory for a request
-MIN_CHUNK = 8  # tokens, below which shorter chunks save little
-MAX_PRESSED_CHUNK: dict[Pressure, int] = {"warning": 512, "critical": 128}  # tokens
-MAX_TOKENS = 1 << 30  # of any sequence
+RETRY_AFTER = 10
+"""Seconds after which a client may try again, where other models leave no memory for its request."""
+MIN_CHUNK = 8
+"""Tokens; shorter chunks save little."""
+MAX_PRESSED_CHUNK: dict[Pressure, int] = {"warning": 512, "critical": 128}
+"""Tokens of a chunk while the system is short of memory."""
+MAX_TOKENS = 1 << 30
+"""Tokens of any sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageBytes:
-    """The bytes that a request's images need beside its caches: `waiting`, and `seeing` while the largest is seen."""
+    """The bytes that a request's images need: `waiting`, and `seeing` while the largest of them is seen."""
 
     waiting: int = 0
     seeing: int = 0
@@ -46,10 +50,10 @@ class KVCacheBudget:
     """The memory set aside for each sequence of one engine, and for prefixes that are cached.
 
     `cost` gives the bytes of one sequence's caches for a number of tokens, and `chunk_bytes` the working memory of a
-    chunk of so many tokens that ends at a position. Sequences that are decoded together, those of one adapter, are
-    padded to the longest of them, but to no more than `max_padded` tokens. `pressure` says how short of memory the
-    system is, and `waiting` how many bytes the images of all requests take. With `gives_up` other models may ask for
-    the memory of cached prefixes.
+    chunk, by its number of tokens and the position at which it ends. Sequences that are decoded together, those of one
+    adapter, are padded to the longest of them, but to no more than `max_padded` tokens. `pressure` says how short of
+    memory the system is, and `waiting` how many bytes the images of all requests take. With `gives_up` other models may
+    ask for the memory of cached prefixes.
     """
 
     def __init__(
@@ -70,10 +74,11 @@ class KVCacheBudget:
         self._max_padded = max_padded
         self._waiting = waiting
         self._gives_up = gives_up
-        self._asks_nobody = False
+        self._may_ask = True
         self._prefix_bytes = self._noted_waiting = 0
         self._sequences: dict[int, tuple[str, int]] = {}
-        self._seeing: dict[int, int] = {}  # of the sequences with images that are still to be seen
+        self._seeing: dict[int, int] = {}
+        """Bytes for seeing the images of a sequence, by its key, while some are still to be seen."""
 
     @property
     def room(self) -> int:
@@ -114,13 +119,13 @@ class KVCacheBudget:
         return self.used > self.room_beside_requests
 
     @contextmanager
-    def asking_nobody(self) -> Iterator[None]:
-        """Leave other models what they have cached, as for requests that nobody made."""
-        self._asks_nobody = True
+    def without_asking(self) -> Iterator[None]:
+        """Leave other models what they have cached, as for requests that no client made."""
+        self._may_ask = False
         try:
             yield
         finally:
-            self._asks_nobody = False
+            self._may_ask = True
 
     def set_on_change(self, on_change: Callable[[], None]) -> None:
         """Set what is called, on any thread, when other models need memory or have freed some."""
@@ -194,14 +199,14 @@ class KVCacheBudget:
         return tokens
 
     def prefix_room(self, start: int = 0, tokens: int = 0) -> int:
-        """Return the bytes that cached prefixes may take, beside a chunk of so many tokens from position `start`."""
+        """Return the bytes that cached prefixes may take next to a chunk of `tokens` from position `start`."""
         if self._pressure() == "critical":
             return 0
         working = max(self._chunk_bytes(tokens, start + tokens), self._most_seeing)
         return max(0, self.room - self._caches_and_images - self._beyond_margin(working))
 
     def fits(self, tokens: int, adapter: str = "", seeing: int = 0, *, asks: bool = True) -> bool:
-        """Whether there is room for one more sequence of so many tokens, whose waiting images are counted already.
+        """Whether there is room for one more sequence of `tokens`, whose waiting images are counted already.
 
         If there is none, with `asks`, other models are asked to give up what they have cached.
         """
@@ -239,14 +244,14 @@ class KVCacheBudget:
             self.reserve_seeing(key, 0)
 
     def _ask(self, nbytes: int) -> None:
-        if not self._asks_nobody:
+        if self._may_ask:
             self._reservation.ask(nbytes)
 
     def _has_room(self, needed: int, *, asks: bool) -> bool:
         missing = needed - self.room
         if missing > 0 and asks:
             self._ask(missing)
-            missing = needed - self.room  # what was freed before it was asked for wakes nobody
+            missing = needed - self.room  # no one is woken by what was freed before it was asked for
         if missing <= 0:
             self._reservation.withdraw()
         return missing <= 0
@@ -273,7 +278,7 @@ class KVCacheBudget:
         return self._cost(tokens) + images.waiting + self._beyond_margin(working)
 
     def _fitting_tokens(self, room: int, images: ImageBytes = NO_IMAGES) -> int:
-        """Return how many tokens of one sequence fit into so many bytes."""
+        """Return how many tokens of one sequence fit into `room` bytes."""
         if self._needed(MAX_TOKENS, images) <= room:
             return MAX_TOKENS
         fitting = bisect_right(range(MAX_TOKENS), room, key=lambda tokens: self._needed(tokens, images))

@@ -86,13 +86,17 @@ class Scheduler:
         self._queue: FairQueue[Job] = FairQueue()
         self._running: dict[int, Job] = {}
         self._warmups = _Warmups(batch)
-        self._mean_seconds = 1.0  # that a request runs
+        self._mean_seconds = 1.0
+        """How long a request runs."""
         self._info: ModelInfo | None = None
-        self._failures = 0  # in a row, with nothing answered in between
-        self._restart_reason = ""  # while it is being restarted
+        self._failures = 0
+        """Failures in a row, with nothing answered in between."""
+        self._restart_reason = ""
+        """Why it is being restarted; empty if it is not."""
         self._restart_delay = 0.0
         self._final_error: EngineError | None = None
-        self._is_abandoned = False  # the thread did not come out of its batch
+        self._is_abandoned = False
+        """Whether the thread did not come out of its batch."""
         self._started = threading.Event()
         # A daemon: the interpreter waits for other threads before it runs atexit handlers, where this one is stopped.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

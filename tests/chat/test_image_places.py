@@ -30,7 +30,7 @@ GEMMA = ImageMarkup(
     part="<start_of_image>",
     placeholder="<start_of_image>",
     before="\n\n<start_of_image>",
-    behind="<end_of_image>\n\n",
+    after="<end_of_image>\n\n",
 )
 # Of a model whose template knows no parts.
 TEXT_TEMPLATE = """\
@@ -50,7 +50,7 @@ class Processor:
         self.markup = markup
         self.pad_token = pad_token
 
-    def prepare(self, _picture: Any, beside: int = 0) -> PreparedImage:
+    def prepare(self, _picture: Any, of_request: int = 0) -> PreparedImage:
         raise NotImplementedError  # what is shown here is prepared already
 
 

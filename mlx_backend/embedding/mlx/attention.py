@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-BLOCK = 512  # queries
+BLOCK = 512
+"""Queries whose scores are computed at a time."""
 
 
 def attend(

@@ -166,7 +166,7 @@ class MLXNetwork:
         reservation.ask_for_excess()
 
     def _working_bytes(self, batch: int, length: int, stage_tokens: int) -> int:
-        """Return the bytes that a run takes beside dequantised weights."""
+        """Return the bytes that a run takes, dequantised weights aside."""
         assert self._model is not None
         at_once = self._tokens_at_once(batch, length, stage_tokens)
         return at_once * self._model.bytes_per_token + batch * length * self._model.cache_bytes_per_token

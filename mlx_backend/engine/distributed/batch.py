@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 class SteppedBatch(Batch, Protocol):
     """A batch whose steps depend on its requests and its rate alone."""
 
-    rate: float | None  # prompt tokens per second, as measured
+    rate: float | None
+    """Prompt tokens per second, as measured."""
 
 
 class RankConnection(Protocol):
@@ -71,10 +72,13 @@ class LeaderBatch:
     def __init__(self, batch: SteppedBatch, ranks: RankConnection) -> None:
         self._batch = batch
         self._ranks = ranks
-        self._changes: list[Any] = []  # since the last step
-        self._checksum = 0  # of the last step's results
+        self._changes: list[Any] = []
+        """Requests begun and dropped since the last step."""
+        self._checksum = 0
+        """The checksum of the last step's results."""
         self._loaded = False
-        self._error: EngineStopped | None = None  # once it cannot go on
+        self._error: EngineStopped | None = None
+        """Why it cannot go on."""
 
     def on_lost(self, callback: Callable[[EngineStopped], object]) -> None:
         """Have `callback` called, on another thread, when a rank is lost."""
@@ -152,7 +156,7 @@ class LeaderBatch:
             self._ranks.close()
 
     def _cause_of(self, error: Exception) -> EngineStopped:
-        """Return the error that explains an exception: that of a lost rank, if one is behind it."""
+        """Return the error that explains an exception: that of a lost rank, if one caused it."""
         if isinstance(error, EngineStopped):
             return error
         leader = self._ranks.leader

@@ -1,7 +1,7 @@
 """What the processes that share one model send each other: rank 0 leads, the others follow.
 
 The model's own sums go through MLX's collectives. Commands do not: a process that waits in a collective keeps a core
-busy and cannot be called out of it, and a command would queue behind everything that is still being computed. Here a
+busy and cannot be called out of it, and a command would wait for everything that is still being computed. Here a
 follower sleeps until a message comes, rank 0 never waits for an answer while it serves, and a process that has ended
 is noticed at once.
 
@@ -37,10 +37,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LEADER_VARIABLE = "MLX_BACKEND_LEADER"  # rank 0 as the others reach it, "host" or "host:port"
-COLLECTIVE_GRACE = 2.0  # seconds for rank 0 to come out of a collective before requests are failed regardless
-EXIT_TIMEOUT = 10.0  # seconds for a process to end by itself once it is alone
-JOIN_TIMEOUT = 30.0  # seconds for all ranks to connect
+LEADER_VARIABLE = "MLX_BACKEND_LEADER"
+"""Where the others reach rank 0: "host" or "host:port"."""
+COLLECTIVE_GRACE = 2.0
+"""Seconds for rank 0 to come out of a collective before requests are failed regardless."""
+EXIT_TIMEOUT = 10.0
+"""Seconds for a process to end by itself once it is alone."""
+JOIN_TIMEOUT = 30.0
+"""Seconds for all ranks to connect."""
 MAX_GREETING_BYTES = 64
 
 _RESTART_ALL = "A model that several processes share needs all of them: start them again."
@@ -82,10 +86,11 @@ class Leader:
         self.size = size
         self._exit_timeout = exit_timeout
         self._wires: dict[int, Wire] = {}
-        # Each in a list; None instead of the list: that rank is lost.
         self._contributions: SimpleQueue[tuple[int, Any]] = SimpleQueue()
-        self._changed = threading.Condition()  # for all that follows
-        self._lost: dict[int, str] = {}  # by rank, the failure it reported, "" if none
+        """A rank and its value in a list; None in place of the list if the rank is lost."""
+        self._changed = threading.Condition()  # Held for all that follows.
+        self._lost: dict[int, str] = {}
+        """What each lost rank reported, "" if nothing."""
         self._on_lost: Callable[[EngineStopped], object] | None = None
         self._stopping = self._closing = False
         host, _, port = os.environ.get(LEADER_VARIABLE, "").partition(":")

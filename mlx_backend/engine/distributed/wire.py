@@ -27,18 +27,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CONNECT_TIMEOUT = 3.0  # seconds for one address to accept a connection, and for a stranger to authenticate
+CONNECT_TIMEOUT = 3.0
+"""Seconds for one address to accept a connection, and for a stranger to authenticate."""
 MAX_MESSAGE_BYTES = 1 << 30
 
-# How soon a machine that has lost its power is noticed: it closes nothing. The names differ between systems.
 _KEEPALIVE = (
     ("TCP_KEEPIDLE", 5),
     ("TCP_KEEPALIVE", 5),
     ("TCP_KEEPINTVL", 3),
     ("TCP_KEEPCNT", 4),
-    ("TCP_USER_TIMEOUT", 20_000),  # milliseconds
+    ("TCP_USER_TIMEOUT", 20_000),
 )
-_TCP_RXT_CONNDROPTIME = 0x80  # on macOS, in seconds
+"""How soon a machine that has lost its power, which closes nothing, is noticed. The names differ between systems; all
+but the last, in milliseconds, are in seconds or numbers of probes."""
+_TCP_RXT_CONNDROPTIME = 0x80
+"""macOS's option for the same, in seconds."""
 
 
 class Wire:

@@ -566,7 +566,7 @@ def answer_warm_up_requests(batch: MLXBatch, context_length: int, seconds: float
     rate, draft_pacer = batch.prefill_queue.pacer.rate, batch.draft_pacer
     batch.draft_pacer = _EveryLength(min(draft_pacer.max_drafts, MAX_DRAFTS))
     try:
-        with batch.runtime.cache_budget.asking_nobody():
+        with batch.runtime.cache_budget.without_asking():
             _answer(batch, context_length, seconds)
     except EngineError as error:  # little memory
         log.debug("No requests were answered to warm up: %s", error)

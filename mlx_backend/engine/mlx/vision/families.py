@@ -42,7 +42,7 @@ FAMILIES: dict[str, ImageFamily] = {
             part="<start_of_image>",
             placeholder="<start_of_image>",
             before="\n\n<start_of_image>",
-            behind="<end_of_image>\n\n",
+            after="<end_of_image>\n\n",
         ),
         attends_both_ways=True,
     ),
@@ -51,7 +51,7 @@ FAMILIES: dict[str, ImageFamily] = {
         has_grid_positions=True,
     ),
     "pixtral": ImageFamily(
-        markup=ImageMarkup(part="[IMG]", placeholder="[IMG]", between_rows="[IMG_BREAK]", behind="[IMG_END]"),
+        markup=ImageMarkup(part="[IMG]", placeholder="[IMG]", between_rows="[IMG_BREAK]", after="[IMG_END]"),
     ),
 }
 FAMILIES["gemma4"] = ImageFamily(

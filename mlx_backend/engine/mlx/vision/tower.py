@@ -82,7 +82,7 @@ class Vision:
             part=processor.image_token,
             placeholder=processor.image_token,
             before=processor.boi_token,
-            behind=processor.eoi_token,
+            after=processor.eoi_token,
         )
         if self.markup.between_rows:
             self._row_break = processor.image_break_token_id
@@ -111,8 +111,8 @@ class Vision:
         """The bytes of its weights."""
         return weight_bytes(self._model)
 
-    def prepare(self, picture: Picture, beside: int = 0) -> PreparedImage:
-        """Return the picture as the vision tower takes it; `beside` are the bytes of its request's other images.
+    def prepare(self, picture: Picture, of_request: int = 0) -> PreparedImage:
+        """Return the picture as the vision tower takes it; `of_request` are the bytes of its request's other images.
 
         Raises EngineRefused for one that it cannot take, EngineBusy while too many of others wait to be seen.
 
@@ -130,7 +130,7 @@ class Vision:
             if len(self._grids) >= MAX_GRIDS:
                 self._grids.clear()
             self._grids[sides] = rows, columns, image.nbytes
-        self.waiting.add(image, beside)
+        self.waiting.add(image, of_request)
         return image
 
     def _inputs(self, picture: Picture) -> dict[str, Any]:
