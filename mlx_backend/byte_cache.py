@@ -62,7 +62,7 @@ class ByteCache[K: Hashable, V]:
 
     def __init__(self, budget: CacheBudget | None = None) -> None:
         self._budget = budget = budget or CacheBudget()
-        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
+        self._entries: OrderedDict[K, _CachedValue[V]] = OrderedDict()
         self._being_made: dict[K, _Making] = {}
         self._bytes = 0
         self._guard = budget._join(self)
@@ -104,7 +104,7 @@ class ByteCache[K: Hashable, V]:
             self._drop(key)
             if nbytes > max_bytes:
                 return
-            self._entries[key] = _Entry(value, nbytes, next(self._budget._uses))
+            self._entries[key] = _CachedValue(value, nbytes, next(self._budget._uses))
             self._bytes += nbytes
             while self._bytes > max_bytes:
                 self._drop_oldest()
@@ -130,7 +130,7 @@ class ByteCache[K: Hashable, V]:
 
     # With the lock held.
 
-    def _use(self, key: K) -> _Entry[V] | None:
+    def _use(self, key: K) -> _CachedValue[V] | None:
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
@@ -148,7 +148,7 @@ class ByteCache[K: Hashable, V]:
         return next(iter(self._entries.values())).used if self._entries else float("inf")
 
 
-class _Entry[V]:
+class _CachedValue[V]:
     __slots__ = ("nbytes", "used", "value")
 
     def __init__(self, value: V, nbytes: int, used: int) -> None:

@@ -30,7 +30,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mlx_backend.errors import EngineBusy
-from mlx_backend.preparation import Turns, current
+from mlx_backend.preparation import Slots, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +79,7 @@ class ChildProcesses:
     ) -> None:
         self._function = function
         self._niceness = niceness
-        self._turns = Turns(at_once, max_of_client=max_of_client)
+        self._slots = Slots(at_once, max_of_client=max_of_client)
         self._max_idle = max_idle
         self._guard = threading.Lock()
         self._idle: list[_Child] = []
@@ -92,7 +92,7 @@ class ChildProcesses:
         that needs the answer has no time left or was cancelled.
         """
         preparation = current()
-        with self._turns.turn_of(preparation, preparation.seconds_left, client):
+        with self._slots.slot_for(preparation, preparation.seconds_left, client):
             preparation.check()
             while True:
                 child, is_new = self._take()

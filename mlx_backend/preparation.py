@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PreparationCancelled(Exception):
-    """Nobody waits for the request any more. `is_stopping`: the server stops, and the client would like to know."""
+    """The request's client has gone, or the server stops (`is_stopping`), which the client would like to know."""
 
     def __init__(self, *, is_stopping: bool = False) -> None:
         super().__init__("The request was cancelled while it was being prepared.")
@@ -34,7 +34,7 @@ class PreparationCancelled(Exception):
 
 
 class Preparation:
-    """How long the work on one request may take, in seconds, and whether anybody still waits for it.
+    """How long the work on one request may take, in seconds, and whether its client still waits for it.
 
     `cancel` may be called from any thread; everything else belongs to the thread that prepares.
     """
@@ -45,18 +45,18 @@ class Preparation:
         self._cancelled: PreparationCancelled | None = None
         self._guard = threading.Lock()
         self._callbacks: dict[object, Callable[[], None]] = {}
-        self._without_turn: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._without_slot: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @contextmanager
     def running(
-        self, without_turn: Callable[[], AbstractContextManager[None]] = nullcontext
+        self, without_slot: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> Iterator[None]:
         """Make it the current one of this thread; its time begins. Raises PreparationCancelled if it is.
 
-        `without_turn` gives its turn to others within the block.
+        `without_slot` gives its slot to others within the block.
         """
         self._deadline = time.monotonic() + self._seconds
-        self._without_turn = without_turn
+        self._without_slot = without_slot
         with self.as_current():
             self.check()
             yield
@@ -71,11 +71,11 @@ class Preparation:
             _current.reset(token)
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Let others have its turn within the block, in which it waits for what takes nothing of this process.
+        """Let others have its slot within the block, in which it waits for what takes nothing of this process.
 
-        It goes on behind the block at once.
+        It goes on after the block at once.
         """
-        return self._without_turn()
+        return self._without_slot()
 
     @property
     def seconds_left(self) -> float:
@@ -84,7 +84,7 @@ class Preparation:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether its client has gone, or the server stops."""
         return self._cancelled is not None
 
     def check_cancelled(self) -> None:
@@ -128,8 +128,8 @@ class Preparation:
                 del self._callbacks[key]
 
 
-class Turns:
-    """Lets so many preparations at a time into a block. Safe to use from any thread.
+class Slots:
+    """Lets a number of preparations at a time into a block. Safe to use from any thread.
 
     What there is `at_once` of may also be something that each of them needs another amount of, such as bytes. Next is
     the client with the fewest of them in the block, of equals the one who has waited longest; one client has at most
@@ -144,10 +144,10 @@ class Turns:
         self._waiting: dict[str, dict[_Waiting, None]] = {}
 
     @contextmanager
-    def turn_of(
+    def slot_for(
         self, preparation: Preparation, wait_seconds: float, client: str = "", amount: int = 1
     ) -> Iterator[bool]:
-        """Wait for a turn, which lasts for the block; False if none has come within so many seconds.
+        """Wait for a slot, which lasts for the block; False if none has come within `wait_seconds`.
 
         An `amount` that is more than there is at once gets all of it. Raises PreparationCancelled if the preparation is
         cancelled meanwhile.
@@ -159,22 +159,22 @@ class Turns:
                 self._give()
             waiting.wake.wait(None if wait_seconds == math.inf else wait_seconds)
         with self._guard:
-            if not waiting.has_turn:
+            if not waiting.has_slot:
                 self._remove(waiting)
-                self._give()  # what is free may be enough for those behind
+                self._give()  # what is free may be enough for those that come after
         try:
             preparation.check_cancelled()
-            yield waiting.has_turn
+            yield waiting.has_slot
         finally:
-            if waiting.has_turn:
+            if waiting.has_slot:
                 with self._guard:
                     self._end(client, waiting.amount)
 
     @contextmanager
     def given_back(self, client: str = "") -> Iterator[None]:
-        """Give a turn of this client to others within the block; it has one again behind it, even if all are taken.
+        """Give a slot of this client to others within the block; it has one again after it, even if all are taken.
 
-        So nobody waits for a turn with something that others, who have one, wait for.
+        So no preparation waits for a slot while it holds something that others, who have one, wait for.
         """
         with self._guard:
             self._end(client, 1)
@@ -190,7 +190,7 @@ class Turns:
             return sum(map(len, self._waiting.values()))
 
     def _give(self) -> None:
-        """Give what is free to those who are next. Who waits is woken alone: others would only look and wait again."""
+        """Give what is free to those that are next. Only those are woken: others would look and wait again."""
         while self._free > 0 and self._waiting:
             client = min(self._waiting, key=self._running.__getitem__)
             if self._running[client] >= self._max_of_client:
@@ -200,9 +200,9 @@ class Turns:
                 return
             self._remove(waiting)
             if client in self._waiting:
-                self._waiting[client] = self._waiting.pop(client)  # behind the others
+                self._waiting[client] = self._waiting.pop(client)  # after the others
             self._begin(client, waiting.amount)
-            waiting.has_turn = True
+            waiting.has_slot = True
             waiting.wake.set()
 
     def _begin(self, client: str, amount: int) -> None:
@@ -224,13 +224,13 @@ class Turns:
 
 
 class _Waiting:
-    """One preparation that waits for its turn."""
+    """One preparation that waits for its slot."""
 
     def __init__(self, client: str, amount: int) -> None:
         self.client = client
         self.amount = amount
         self.wake = threading.Event()
-        self.has_turn = False
+        self.has_slot = False
 
 
 _UNLIMITED = Preparation()

@@ -27,7 +27,7 @@ ROWS = [
     ("mlx_backend.engine.mlx.vision.tower", ["mlx_vlm", "werkzeug", "pydantic", "dify_plugin"]),
     ("mlx_backend.engine.mlx", ["werkzeug", "pydantic", "mlx_backend.conversation", "dify_plugin"]),
     (
-        "mlx_backend.embedding.service",
+        "mlx_backend.embedding.embedder",
         ["mlx", "mlx_lm", "werkzeug", "transformers", "tokenizers", "mlx_backend.chat.service"],
     ),
     (

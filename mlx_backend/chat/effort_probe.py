@@ -367,7 +367,7 @@ _TOOLS: Final = [
 _CONTEXTS: Final = (([_USER], None), ([_SYSTEM, _USER], None), ([_SYSTEM, _USER], _TOOLS))
 
 
-class _Probe:
+class _EffortProbe:
     """Renders one template with one set of arguments after another. Raises TemplateOverrun once its time is up."""
 
     def __init__(
@@ -476,7 +476,7 @@ def _scale(template: TemplateProbe, budgets: Mapping[Effort, int], *, reasons: b
         return None
     switched: EffortScale | None = None
     for messages, tools in _CONTEXTS:
-        probe = _Probe(template, messages, tools)
+        probe = _EffortProbe(template, messages, tools)
         switch = next(filter(None, (_find_switch(probe, name) for name in names.others)), None)
         if scale := _own_scale(probe, names, switch, budgets):
             return scale
@@ -491,7 +491,7 @@ def _scale(template: TemplateProbe, budgets: Mapping[Effort, int], *, reasons: b
 
 
 def _own_scale(
-    probe: _Probe, names: _Names, switch: Switch | None, budgets: Mapping[Effort, int]
+    probe: _EffortProbe, names: _Names, switch: Switch | None, budgets: Mapping[Effort, int]
 ) -> EffortScale | None:
     """Return the scale of a template that has one beside its switch."""
     for name in names.words:
@@ -523,7 +523,7 @@ def _own_scale(
     return None
 
 
-def _find_switch(probe: _Probe, name: str) -> Switch | None:
+def _find_switch(probe: _EffortProbe, name: str) -> Switch | None:
     """Try an argument as a boolean, and with the words for on and off that the template names."""
     named = probe.contents.words
     pairs: list[tuple[Any, Any]] = [(True, False)]
@@ -551,7 +551,7 @@ def _is_reversed(name: str, true_prompt: str, false_prompt: str) -> bool:
     return closed[0] if closed[0] != closed[1] else bool(_SWITCHES_OFF.search(name))
 
 
-def _word_scale(probe: _Probe, name: str, switch: Switch | None) -> EffortScale | None:
+def _word_scale(probe: _EffortProbe, name: str, switch: Switch | None) -> EffortScale | None:
     """Make the levels of an argument that takes words or numbers; None if fewer than two kinds of prompt come."""
     template = probe.contents
     # Reasoning that is off by default has to be switched on beside the word, if the word does not do that.
@@ -623,7 +623,7 @@ def _is_level_of_its_own(words: WordPrompts, known: Collection[str], by_itself: 
     return other == by_itself or not is_left_blank(other, known)
 
 
-def _flag_scale(probe: _Probe, flags: Sequence[str], switch: Switch | None) -> EffortScale | None:
+def _flag_scale(probe: _EffortProbe, flags: Sequence[str], switch: Switch | None) -> EffortScale | None:
     """Make the levels of flags such as low_effort: each is a level below the one without any."""
     fixed: Arguments = switch.on if switch and switch.is_off_in(probe.base) else {}
     unflagged = probe.render(fixed)

@@ -60,12 +60,12 @@ def probe_history(source: str | None, *, seconds: float = PROBE_SECONDS) -> Temp
     if not source:
         return guessed
     try:
-        return _Probe(TemplateProbe(source, seconds), guessed).traits()
+        return _HistoryProbe(TemplateProbe(source, seconds), guessed).traits()
     except TemplateFault:
         return guessed
 
 
-class _Probe:
+class _HistoryProbe:
     """Renders one template with one history after another. Raises TemplateOverrun once its time is up."""
 
     def __init__(self, template: TemplateProbe, guessed: TemplateTraits) -> None:

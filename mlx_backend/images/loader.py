@@ -1,7 +1,7 @@
 """From the images that a request names to pictures: fetched, decoded and shrunk within the server's limits.
 
 Runs on the thread that prepares the request, one image after the other, so that a request never has more than one in
-memory here. All requests together have at most `DECODING_BYTES` for that; who needs more of it waits for a turn. While
+memory here. All requests together have at most `DECODING_BYTES` for that; who needs more of it waits for a slot. While
 a request waits for a fetch, others are prepared.
 """
 
@@ -18,7 +18,7 @@ from mlx_backend.images.data_uri import decode_data_uri, is_data_uri
 from mlx_backend.images.decode import decode
 from mlx_backend.images.fetch import ImageFetcher
 from mlx_backend.images.source import ImageError
-from mlx_backend.preparation import Turns, current
+from mlx_backend.preparation import Slots, current
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -61,8 +61,8 @@ class ImageLoader:
         self._fetcher = fetcher or ImageFetcher(
             AllowedAddresses(limits.hosts), max_bytes=limits.max_bytes, seconds=limits.seconds
         )
-        self._fetching = Turns(MAX_FETCHED)
-        self._decoding = Turns(decoding_bytes)
+        self._fetching = Slots(MAX_FETCHED)
+        self._decoding = Slots(decoding_bytes)
 
     @property
     def max_images(self) -> int:
@@ -97,7 +97,7 @@ class ImageLoader:
             return self._decoded(source, decode_data_uri(source.url, self._limits.max_bytes))
         with ExitStack() as stack:
             with current().waiting():
-                stack.enter_context(_turn_of(self._fetching))  # until it is decoded: the file takes memory
+                stack.enter_context(_slot_for(self._fetching))  # until it is decoded: the file takes memory
                 data = self._fetch(source.url)
             return self._decoded(source, data)
 
@@ -128,7 +128,7 @@ class ImageLoader:
         return self._fetcher.fetch(url)
 
     def _reserve(self, nbytes: int) -> AbstractContextManager[None]:
-        return _turn_of(self._decoding, nbytes)
+        return _slot_for(self._decoding, nbytes)
 
 
 def _beginning(url: str) -> str:
@@ -136,9 +136,9 @@ def _beginning(url: str) -> str:
 
 
 @contextmanager
-def _turn_of(turns: Turns, amount: int = 1) -> Iterator[None]:
+def _slot_for(slots: Slots, amount: int = 1) -> Iterator[None]:
     preparation = current()
-    with turns.turn_of(preparation, preparation.seconds_left, amount=amount) as has_turn:
+    with slots.slot_for(preparation, preparation.seconds_left, amount=amount) as has_slot:
         preparation.check()
-        assert has_turn  # without one, there is no time left, and the line above has raised
+        assert has_slot  # without one, there is no time left, and the line above has raised
         yield

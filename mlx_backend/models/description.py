@@ -1,4 +1,4 @@
-"""What clients are shown of a model: plain data. chat/capabilities.py and embedding/service.py make it."""
+"""What clients are shown of a model: plain data. chat/capabilities.py and embedding/embedder.py make it."""
 
 from __future__ import annotations
 

@@ -195,13 +195,13 @@ def read(path: Path, *, ttl: float | None = None) -> Configuration:
 def parse(text: str, *, name: str = "models.toml", folder: Path, ttl: float | None = None) -> Configuration:
     """Parse a file's text; relative paths begin at `folder`. Raises ConfigurationError."""
     tables = decode(text, name)
-    parser = _Parser(folder)
+    parser = _ModelsFile(folder)
     configuration = parser.parse(tables, {} if ttl is None else {"ttl": ttl})
     parser.raise_mistakes(name)
     return configuration
 
 
-class _Parser(TableParser):
+class _ModelsFile(TableParser):
     """Parses one file."""
 
     def __init__(self, folder: Path) -> None:

@@ -14,8 +14,8 @@ from mlx_backend.chat.capabilities import FolderDescriber
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
 from mlx_backend.device.memory import room_for_weights, too_large
+from mlx_backend.embedding.embedder import Embedder
 from mlx_backend.embedding.embedding_config import EmbeddingOptions, folder_context_length
-from mlx_backend.embedding.service import Embedder
 from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.errors import EngineError
 from mlx_backend.images.loader import ImageLimits, ImageLoader

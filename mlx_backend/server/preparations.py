@@ -1,9 +1,9 @@
 """How many requests are prepared at the same time. Small ones never wait for large ones.
 
 Parsing, rendering and tokenising a request takes memory and time in proportion to its size: some hundred bytes for each
-byte of its body. So those with a body of megabytes take turns. The others do too, more of them at a time: Python runs
+byte of its body. So those with a body of megabytes have a few slots. The others have more of them: Python runs
 one thread at a time, and with a hundred that want to, the one that accepts connections and the engine's wait for them
-all. Turns are fair between clients. Knows bodies as a number of bytes.
+all. Slots are fair between clients. Knows bodies as a number of bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.device.host_memory import give_back_free_memory
 from mlx_backend.errors import EngineBusy
-from mlx_backend.preparation import Preparation, Turns
+from mlx_backend.preparation import Preparation, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,8 +48,8 @@ class Preparations:
     ) -> None:
         self._seconds = seconds
         self._wait_seconds = wait_seconds
-        self._large_turns = Turns(max_large)
-        self._small_turns = Turns(MAX_SMALL, max_of_client=MAX_SMALL_OF_CLIENT)
+        self._large_slots = Slots(max_large)
+        self._small_slots = Slots(MAX_SMALL, max_of_client=MAX_SMALL_OF_CLIENT)
         self._guard = threading.Lock()
         self._running: dict[Preparation, bool] = {}  # whether it takes long
         self._stops_long = self._stops_all = False
@@ -58,26 +58,26 @@ class Preparations:
 
     @contextmanager
     def of(self, body_bytes: int, on_disconnect: OnDisconnect, client: str = "") -> Iterator[None]:
-        """Prepare a request within the block, which begins when it is its turn.
+        """Prepare a request within the block, which begins when it has a slot.
 
-        Raises PreparationCancelled if the client leaves or the server stops, EngineBusy if its turn does not come.
+        Raises PreparationCancelled if the client leaves or the server stops, EngineBusy if no slot comes free.
         """
         preparation = Preparation(self._seconds)
         is_large = body_bytes >= LARGE_BODY
-        turns = self._large_turns if is_large else self._small_turns
+        slots = self._large_slots if is_large else self._small_slots
         # A small one waits for milliseconds of others' work, also where nobody is to wait for the engine.
         wait_seconds = self._wait_seconds if is_large else max(self._wait_seconds, self._seconds)
         with (
             self._cancellable(preparation, on_disconnect, takes_long=is_large),
-            turns.turn_of(preparation, wait_seconds, client) as has_turn,
+            slots.slot_for(preparation, wait_seconds, client) as has_slot,
         ):
-            if not has_turn:
+            if not has_slot:
                 raise EngineBusy(
                     f"Other requests are being prepared, and this one has waited {wait_seconds:g} seconds."
                 )
             try:
                 # A large one takes memory while it waits.
-                with preparation.running(nullcontext if is_large else partial(turns.given_back, client)):
+                with preparation.running(nullcontext if is_large else partial(slots.given_back, client)):
                     yield
             finally:
                 if body_bytes >= _RETURNED_FROM:

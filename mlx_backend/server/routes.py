@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.api.openai.chat import ChatCompletions
 from mlx_backend.api.openai.completions import Completions
-from mlx_backend.api.openai.embeddings import Embeddings
+from mlx_backend.api.openai.embeddings import CreateEmbeddings
 from mlx_backend.api.openai.models import GetModel, ListModels, UnloadModel
 from mlx_backend.api.openai.rerank import Rerank
 from mlx_backend.api.openai.tokenize import Detokenize, Tokenize
@@ -25,7 +25,7 @@ def all_routes() -> list[Route]:
     api: list[tuple[str, str, Handler]] = [
         ("POST", "/chat/completions", ReplyHandler(ChatCompletions())),
         ("POST", "/completions", ReplyHandler(Completions())),
-        ("POST", "/embeddings", JsonHandler(Embeddings())),
+        ("POST", "/embeddings", JsonHandler(CreateEmbeddings())),
         ("POST", "/rerank", JsonHandler(Rerank())),
         ("GET", "/models", ResourceHandler(ListModels(started))),
         ("GET", "/models/<path:name>", ResourceHandler(GetModel(started))),

@@ -20,7 +20,7 @@ from mlx_backend.constraints.sandbox import Verdict
 from mlx_backend.errors import EngineBusy, RequestError
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelSpec
-from mlx_backend.preparation import Preparation, PreparationCancelled, Turns, current
+from mlx_backend.preparation import Preparation, PreparationCancelled, Slots, current
 from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.registry import MultiModelRegistry
 from mlx_backend.server import preparations
@@ -291,8 +291,8 @@ def test_requests_that_wait_for_a_hard_schema_leave_their_turns_to_others(
                 pass
         may_go_on.set()
         assert len({every.result(60) for every in found}) == (1 if alike else MAX_SMALL)
-    assert each._small_turns._free == MAX_SMALL
-    assert not each._small_turns._running
+    assert each._small_slots._free == MAX_SMALL
+    assert not each._small_slots._running
 
 
 def test_what_takes_longer_than_it_may_is_refused_with_the_number() -> None:
@@ -316,22 +316,22 @@ def test_whoever_is_cancelled_hears_of_it_at_once_or_when_it_asks() -> None:
 
 
 def test_turns_come_in_order_and_who_is_cancelled_leaves_the_line() -> None:
-    turns, order = Turns(1), list[int]()
+    slots, order = Slots(1), list[int]()
     waiting = [Preparation() for _ in range(4)]
 
     def wait(at: int) -> None:
         try:
-            with turns.turn_of(waiting[at], 60):
+            with slots.slot_for(waiting[at], 60):
                 order.append(at)
         except PreparationCancelled:
             order.append(-at)
 
     threads = []
-    with turns.turn_of(Preparation(), 60):
+    with slots.slot_for(Preparation(), 60):
         for at in range(4):
             threads.append(threading.Thread(target=wait, args=(at,)))
             threads[-1].start()
-            while len(turns) == at and threads[-1].is_alive():
+            while len(slots) == at and threads[-1].is_alive():
                 pass
         waiting[1].cancel()
         threads[1].join(60)
@@ -417,19 +417,19 @@ def test_a_server_that_stops_lets_nobody_wait_for_a_model_to_be_loaded(tmp_path:
 
 
 def test_next_is_the_client_with_the_fewest_in_the_block_and_nobody_has_all_turns() -> None:
-    turns, order = Turns(2, max_of_client=1), list[str]()
+    slots, order = Slots(2, max_of_client=1), list[str]()
 
     def wait(client: str) -> None:
-        with turns.turn_of(Preparation(), 60, client):
+        with slots.slot_for(Preparation(), 60, client):
             order.append(client)
 
     threads = []
-    with turns.turn_of(Preparation(), 60, "many"):  # one turn is left, and not for the same client
+    with slots.slot_for(Preparation(), 60, "many"):  # one slot is left, and not for the same client
         for client in ("many", "many", "one"):
-            before = len(turns)
+            before = len(slots)
             threads.append(threading.Thread(target=wait, args=(client,)))
             threads[-1].start()
-            while threads[-1].is_alive() and len(turns) == before:
+            while threads[-1].is_alive() and len(slots) == before:
                 pass
         threads[-1].join(60)
         assert order == ["one"]

@@ -49,9 +49,9 @@ def reasoning_deltas(fmt: ReasoningFormat, field: ReasoningField) -> ReasoningDe
         case ReasoningFormat.SEPARATE:
             return ReasoningDeltas(field)
         case ReasoningFormat.THINK:
-            return _Think()
+            return _ThinkBlock()
         case ReasoningFormat.DETAILS:
-            return _Details()
+            return _DetailsBlock()
         case ReasoningFormat.HIDDEN | ReasoningFormat.RAW:  # raw has no reasoning events: all is content
             return ReasoningDeltas()
 
@@ -104,7 +104,7 @@ class _Block(ReasoningDeltas, ABC):
         return ""
 
 
-class _Think(_Block):
+class _ThinkBlock(_Block):
     """`<think>`. A tag spelt inside the reasoning would end the block early, so its `<` becomes `‹`."""
 
     opening = "<think>\n"
@@ -129,7 +129,7 @@ class _Think(_Block):
         return held
 
 
-class _Details(_Block):
+class _DetailsBlock(_Block):
     """What Open WebUI writes itself: escaped, and every line quoted."""
 
     opening = '<details type="reasoning" done="true">\n<summary>Thought</summary>\n> '
@@ -149,14 +149,14 @@ class ChatCompletions(OpenAIProtocol):
         event=ChatChunk,
     )
 
-    def parse(self, body: bytes) -> ChatCall:
+    def parse(self, body: bytes) -> ChatCompletionCall:
         """Parse a request. Raises ApiError naming the field that is wrong."""
         written = with_extra_body(decode_json(body))
-        return ChatCall(ChatBody.parse(written), written)
+        return ChatCompletionCall(ChatBody.parse(written), written)
 
 
 @dataclass(frozen=True)
-class ChatCall(BodyCall[ChatBody]):
+class ChatCompletionCall(BodyCall[ChatBody]):
     """Implements `ReplyCall`. `written` is the body as the client wrote it: effort is looked up there."""
 
     written: Mapping[str, Any]

@@ -16,15 +16,15 @@ from mlx_backend.api.json_text import decode_json
 from mlx_backend.api.openai.base import Body, BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.objects import DescribedAs, EmbeddingList, Texts
 from mlx_backend.conversation.json_values import excerpt
-from mlx_backend.embedding.service import MAX_TEXTS, EmbeddingRequest
+from mlx_backend.embedding.embedder import MAX_TEXTS, EmbeddingRequest
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
 
     from mlx_backend.api.base import OnDisconnect
+    from mlx_backend.embedding.embedder import Embedder
     from mlx_backend.embedding.embedding_config import Role
-    from mlx_backend.embedding.service import Embedder
     from mlx_backend.engine.base import QueueClient
     from mlx_backend.registry.base import Lease, ModelRegistry
 
@@ -110,7 +110,7 @@ class EmbeddingsBody(Body):
         }
 
 
-class Embeddings(OpenAIProtocol):
+class CreateEmbeddings(OpenAIProtocol):
     """Implements `JsonProtocol`: texts become vectors."""
 
     operation = Operation(summary="Turn texts into vectors", body=EmbeddingsBody, answer=EmbeddingList)

@@ -325,20 +325,20 @@ class ReplyChoice(TypedDict):
     finish_reason: FinishReason
 
 
-class _Reply(TypedDict):
+class _ReplyHead(TypedDict):
     id: str
     created: int
     model: str
     system_fingerprint: str
 
 
-class _WholeReply(_Reply):
+class _WholeReply(_ReplyHead):
     usage: UsageObject
     timings: TimingsObject
     reasoning: NotRequired[ReasoningObject]
 
 
-class _ReplyChunk(_Reply):
+class _ReplyChunk(_ReplyHead):
     usage: NotRequired[UsageObject]
     timings: NotRequired[TimingsObject]
     reasoning: NotRequired[ReasoningObject]
@@ -436,7 +436,7 @@ class EmbeddingList(TypedDict):
     usage: ReadUsage
 
 
-class RankedDocument(TypedDict):
+class RankingResult(TypedDict):
     """A document's score, from 0 to 1 unless raw scores were asked for."""
 
     index: int
@@ -450,7 +450,7 @@ class Ranking(TypedDict):
     id: str
     object: Literal["list"]
     model: str
-    results: list[RankedDocument]
+    results: list[RankingResult]
     usage: ReadUsage
 
 

@@ -12,15 +12,15 @@ from mlx_backend.api.base import Cost, JsonAnswer, Operation
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.json_text import decode_json
 from mlx_backend.api.openai.base import Body, BodyCall, OpenAIProtocol
-from mlx_backend.api.openai.objects import DescribedAs, Document, RankedDocument, Ranking
+from mlx_backend.api.openai.objects import DescribedAs, Document, Ranking, RankingResult
 from mlx_backend.conversation.json_values import excerpt
-from mlx_backend.embedding.service import MAX_TEXTS, RerankRequest
+from mlx_backend.embedding.embedder import MAX_TEXTS, RerankRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mlx_backend.api.base import OnDisconnect
-    from mlx_backend.embedding.service import Embedder
+    from mlx_backend.embedding.embedder import Embedder
     from mlx_backend.engine.base import QueueClient
     from mlx_backend.registry.base import Lease, ModelRegistry
 
@@ -49,9 +49,9 @@ class RerankBody(Body):
         """Return the results, best first; equal scores keep the order of the request."""
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top_n]
         texts = self.texts
-        results: list[RankedDocument] = []
+        results: list[RankingResult] = []
         for i in order:
-            result: RankedDocument = {"index": i, "relevance_score": scores[i]}
+            result: RankingResult = {"index": i, "relevance_score": scores[i]}
             if self.return_documents:
                 result["document"] = {"text": texts[i]}
             results.append(result)

@@ -18,7 +18,7 @@ from mlx_backend.api.openai.base import Body, BodyCall, OpenAIProtocol, with_ext
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.api.openai.objects import Detokenized, Tokenized
 from mlx_backend.conversation.json_values import excerpt, json_type
-from mlx_backend.embedding.service import MAX_TEXTS, Embedder
+from mlx_backend.embedding.embedder import MAX_TEXTS, Embedder
 from mlx_backend.settings import ReasoningFormat
 
 if TYPE_CHECKING:
