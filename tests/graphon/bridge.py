@@ -1,9 +1,9 @@
 """Connects graphon, which starts a runner for every call, to the plugin, which keeps running.
 
 It does one thing that Dify does and neither graphon nor the plugin: for a node with structured output Dify's api puts
-the schema under `schema` next to a name, sets `response_format`, and parses the answer as JSON. Dify repairs what is not
-JSON and takes the first object it finds, even in the thinking; here the whole answer must be JSON, so that no fault is
-hidden.
+the schema under `schema` next to a name, sets `response_format`, and parses the answer as JSON. Dify repairs what is
+not JSON and takes the first object it finds, even in the thinking; here the whole answer must be JSON, so that no fault
+is hidden.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def test_replies_of_mixtures_of_experts_are_those_of_mlx_vlms_own_modules(name: 
     engine = load_engine(model.folder, cache_bytes=0)
     try:
         seeing = Seeing(model, engine)
-        for layout in ("two images", "an image behind a long text"):
+        for layout in ("two images", "an image after a long text"):
             request = seeing.request(*LAYOUTS[layout])
             assert seeing.reply(request) == reference(model, request)
     finally:

@@ -116,7 +116,7 @@ def crowd(seeing: Seeing) -> list[GenerationRequest]:
         seeing.request(*LAYOUTS["an image at the beginning"], tokens=50),
         seeing.request((2, *range(100, 190)), tokens=30),
         seeing.request((2,), noise(80), TEXT, tokens=40, sampling=Sampling(temperature=1.0, seed=6)),
-        seeing.request(*LAYOUTS["an image behind a long text"], tokens=30),
+        seeing.request(*LAYOUTS["an image after a long text"], tokens=30),
         seeing.request(*LAYOUTS["an image at the end"], tokens=60),
     ]
 
