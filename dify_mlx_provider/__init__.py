@@ -12,6 +12,6 @@ What Dify's SDK loads, and where a call of Dify goes from there:
     servers/               which server answers: discovery, probe, base; a file a kind: mlx_backend, mlx_lm, lm_studio,
                            llama_cpp, ollama, vllm; requests and token_count to any of them; efforts
     upstream/              any OpenAI-compatible server: client, sse, errors, cache, credentials
-    dify_errors.py, log.py errors, as Dify's kinds; the log
+    dify_errors.py         errors, as Dify's kinds
     packaging/             makes the package, and is not in it: package, sdk_check, predefined
 """

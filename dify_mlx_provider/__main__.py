@@ -3,9 +3,11 @@
 # The SDK patches sockets and threads when it is imported, so it comes first.
 from dify_plugin import DifyPluginEnv, Plugin  # isort: split
 
+import logging
 from pathlib import Path
 
-from dify_mlx_provider.log import send_log_to_daemon
+from dify_plugin.config.logger_format import plugin_logger_handler
+
 from dify_mlx_provider.servers.discovery import keep_descriptions
 
 MAX_REQUEST_SECONDS = 3600
@@ -17,6 +19,8 @@ the plugin's alone. The daemon takes the checksum of the package and not of this
 folder, and begins anew. What runs without a disk (serverless) remembers only in memory."""
 
 if __name__ == "__main__":
-    send_log_to_daemon()
+    # Modules log as usual; the daemon writes it into its own log. Nothing of a conversation belongs in it.
+    logging.getLogger("dify_mlx_provider").setLevel(logging.INFO)
+    logging.getLogger("dify_mlx_provider").addHandler(plugin_logger_handler)
     keep_descriptions(CACHE)
     Plugin(DifyPluginEnv(MAX_REQUEST_TIMEOUT=MAX_REQUEST_SECONDS)).run()

@@ -1,4 +1,4 @@
-"""Ends answers that nobody reads any more, so that the server does not generate them to their end.
+"""Ends answers that are no longer read, so that the server does not generate them to their end.
 
 Dify does not tell its plugins when a user presses Stop. But it keeps the part of the answer that was shown, and the
 user's next message brings it back: a history that goes on from an answer which still runs shows that nobody waits for
@@ -46,7 +46,7 @@ def answer_to(messages: Sequence[PromptMessage], user: str | None, *, stream: bo
     """End the answers that these messages show to be abandoned; return the one to them, not yet started."""
     session = get_current_session()
     app = session.app_id if session is not None else None
-    # Without a user nobody's answers are known to be theirs: a scope that is like no other.
+    # Without a user it is not known whose answers are whose: a scope that is like no other.
     scope = (app, user) if user else object()
     ignored_roles = ("system",) if app else ()
     history = History.of([_plain(message) for message in messages], ignored_roles=ignored_roles)

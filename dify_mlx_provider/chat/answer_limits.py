@@ -1,7 +1,7 @@
 """How many tokens an answer may have, and whether one that was cut off there can be used.
 
 The setting *Max tokens* says it, or the extra body, or else the server's own default. Where none of them does there is
-a limit all the same, because a reply that nobody reads must end (`servers.base`). Of every limit a part is kept for the
+a limit all the same, because a reply that is not read must end (`servers.base`). Of every limit a part is kept for the
 answer, so that a small one does not end in the middle of the reasoning: what *Tokens kept for the answer* says, but at
 most half. Background requests keep more. Servers other than mlx-backend keep nothing: `servers.requests` leaves it out.
 

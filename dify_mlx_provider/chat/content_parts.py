@@ -2,7 +2,7 @@
 
 Images become `image_url`, by address or as a data URI, as Dify gives them. A plain-text document becomes its text,
 which every model reads; other documents become `file`. What the form, or the server, says that a model does not take is
-refused here, in words for the user; of a model that nobody has described only its server knows. An image of an earlier
+refused here, in words for the user; of a model that was never described only its server knows. An image of an earlier
 turn is not refused but named, so that a conversation can go on with a model that cannot see.
 """
 

@@ -8,7 +8,7 @@ becomes part of the answer; meanwhile the user's next question waits. So three t
                          has them, for the server too): then the reasoning is hidden, and not a character of the answer
                          is changed, because a program takes it as it is.
 `asks_for_json`          Dify parses JSON out of the answer: the same.
-`is_background_request`  it is not streamed, nobody chose an effort, and it is one of Dify's prompts or its max_tokens
+`is_background_request`  it is not streamed, no effort was chosen, and it is one of Dify's prompts or its max_tokens
                          leave no room to reason. Then it runs at the model's lowest effort, and the server is asked to
                          keep most of the tokens for the answer (`answer_limits`) and to put users' own questions first.
 

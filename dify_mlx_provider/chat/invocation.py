@@ -37,7 +37,7 @@ from dify_mlx_provider.upstream.credentials import Credentials, ServerKind
 from dify_mlx_provider.upstream.errors import Unavailable
 
 if TYPE_CHECKING:
-    from dify_mlx_provider.chat.messages import ChatCall
+    from dify_mlx_provider.chat.messages import ChatInvocation
     from dify_mlx_provider.chat.tool_calls import ServerToolCall
     from mlx_backend.conversation.running_replies import RunningReply
     from mlx_backend.conversation.tools import ToolDefinition
@@ -60,7 +60,7 @@ _observed_starts: BoundedMap[tuple[str, str], bool] = BoundedMap()
 """Whether a model's answers were seen to start inside a reasoning block, by address and name."""
 
 
-def invoke(call: ChatCall, usage_of: UsageOf) -> Generator[LLMResultChunk, None, None]:
+def invoke(call: ChatInvocation, usage_of: UsageOf) -> Generator[LLMResultChunk, None, None]:
     """Send the request and return its answer's chunks; closing them leaves the server.
 
     What is wrong with the request is raised here, as one of Dify's errors; what goes wrong later, by the chunks.
@@ -219,7 +219,7 @@ def fold(model: str, chunks: Generator[LLMResultChunk, None, None]) -> LLMResult
     return LLMResult(model=model, message=message, usage=usage)
 
 
-def count_prompt_tokens(call: ChatCall) -> int:
+def count_prompt_tokens(call: ChatInvocation) -> int:
     """Return a prompt's tokens: the server's count, or an estimate. Never raises."""
     credentials = Credentials.from_form_leniently(call.form)
     try:

@@ -176,7 +176,7 @@ class LeakedMarkupParser:
 
     def _new_parser(self, dialect: Dialect, opens_in: Channel | None = None) -> ChannelParser:
         if dialect.blocks and opens_in is not Channel.FINAL and self._scans:
-            # The block may be common to many families, and the calls behind it another one's.
+            # The block may be common to many families, and the calls after it another one's.
             self._answer = LeakedMarkupParser(ContentDelta, self._calls, tools=self._tools)
             self._answer._looked_at_start = self._answer._has_separate_reasoning = True
         return ChannelParser(dialect, tools=self._tools or None, opens_in=opens_in)

@@ -220,7 +220,7 @@ class LongChat:
 
     If not `shorten`, nothing is left out. `app_messages` is how many of the first user messages are the app's own
     prompt, `documents` gives the files whose texts stand in the messages, with their names, and `max_tokens` is the
-    user's own limit of the answer: the request's may only be an end for what nobody reads.
+    user's own limit of the answer: the request's may only be an end for what is never read.
     """
 
     def __init__(
@@ -240,9 +240,11 @@ class LongChat:
         self._max_tokens = max_tokens if max_tokens is not None and max_tokens > 0 else None
         self._kind = discovery.find_server(credentials).kind
         self._context = self._stated_context() if shorten and self._turns.count else None
-        self._left_out, self._too_few = 0, -1  # turns; without `_too_few` of them, the prompt was refused
-        self._ratio = 1.0  # tokens of each estimated one
-        self._counted: dict[int, int] = {}  # tokens of the prompt, by the turns left out
+        # Turns that are left out, and the most of which it is known that they are too few.
+        self._left_out, self._too_few = 0, -1
+        # The prompt's tokens: for each estimated one, and as counted by the turns left out.
+        self._ratio = 1.0
+        self._counted: dict[int, int] = {}
         self._refusals = 0
 
     def answer(self) -> ChunkStream:
@@ -417,7 +419,7 @@ class _Part:
 
 
 def _parts(body: Body, last_turn: int, documents: Documents) -> Iterator[_Part]:
-    """Yield the parts that a person can do something about; the last turn has so many messages."""
+    """Yield the parts that a person can do something about; `last_turn` is its number of messages."""
     messages: Sequence[Message] = body["messages"]
     start = len(messages) - last_turn
     stays = [index < start or each["role"] in _INSTRUCTION_ROLES for index, each in enumerate(messages)]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatCall:
+class ChatInvocation:
     """One call of Dify to a chat model.
 
     `form` is the credential form as Dify sent it, `parameters` are the settings with the SDK's defaults, `chosen` names
@@ -52,7 +52,9 @@ class ChatCall:
     efforts: Collection[str] = ()
 
 
-def chat_request(call: ChatCall, credentials: Credentials, described: ServedModel | None) -> dict[str, Any]:
+def chat_request(
+    call: ChatInvocation, credentials: Credentials, described: ServedModel | None
+) -> dict[str, Any]:
     """Return the body of one streamed chat request. Raises ValueError with a sentence for the user.
 
     `described` is what the server says of the model.

@@ -79,9 +79,8 @@ class StreamReader:
                 self.result.finish_reason = "tool_calls" if reason == "function_call" else str(reason)
             delta = choice.get("delta")
             if not isinstance(delta, Mapping) or (not delta and not self._has_text):
-                delta = (
-                    None if self._has_text else choice.get("message")
-                )  # a whole message in place of a delta
+                # A whole message in place of a delta.
+                delta = None if self._has_text else choice.get("message")
             if isinstance(delta, Mapping):
                 events += self._delta(delta)
         return _merge_runs(events)
@@ -182,7 +181,7 @@ def iter_text(
                         )
                     for at in range(0, len(piece), MAX_PIECE_LENGTH):
                         yield piece[at : at + MAX_PIECE_LENGTH]
-    except Exception:  # not GeneratorExit: once Dify has left, there is nobody to close the block for
+    except Exception:  # not GeneratorExit: once Dify has left, no block needs to be closed
         yield from _close_think_block(reader, thinking)
         raise
     yield from _close_think_block(reader, thinking)

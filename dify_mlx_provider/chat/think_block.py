@@ -59,13 +59,15 @@ class ThinkBlockWriter:
         """The pieces of an answer that is data."""
         self._hides_reasoning = hide_reasoning
         self._is_verbatim = verbatim
-        self._shown = "" if verbatim else follows[-2:]  # the last characters that were shown
-        self._break_due = bool(self._shown)  # a blank line goes before the next text
+        # The last characters that were shown, and whether a blank line goes before the next text.
+        self._shown = "" if verbatim else follows[-2:]
+        self._break_due = bool(self._shown)
         self._open = False
         # Of the reasoning: white space, shown only if more follows, or a `<` whose next letter is still to come.
         self._pending = ""
-        self._pending_blanks = ""  # of the answer, before its next text
-        self._partial_tag = ""  # of the answer: its end, which may still become a tag
+        # Of the answer: white space before its next text, and its end, which may still become a tag.
+        self._pending_blanks = ""
+        self._partial_tag = ""
         self._block: list[str] = []
 
     def feed(self, event: Event) -> list[str]:

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Embeddings:
+class EmbeddedTexts:
     """One vector a text. `tokens` is the server's count, or an estimate."""
 
     vectors: list[list[float]]
     tokens: int
 
 
-def embed(model: str, credentials: Credentials, texts: Sequence[str], *, query: bool) -> Embeddings:
+def embed(model: str, credentials: Credentials, texts: Sequence[str], *, query: bool) -> EmbeddedTexts:
     """Embed each text. Raises a ServerError."""
     size = credentials.max_chunks
     call = _EmbeddingCall(model, credentials, query=query)
@@ -46,7 +46,7 @@ def embed(model: str, credentials: Credentials, texts: Sequence[str], *, query: 
         embedded = call.embed_batch([call.prepare(text) for text in texts[start : start + size]])
         vectors += embedded.vectors
         tokens += embedded.tokens
-    return Embeddings(vectors, tokens)
+    return EmbeddedTexts(vectors, tokens)
 
 
 class _EmbeddingCall:
@@ -84,7 +84,7 @@ class _EmbeddingCall:
         estimate = estimate_tokens(text) + 2
         return text if estimate <= self._size else text[: max(1, len(text) * self._size // estimate)]
 
-    def embed_batch(self, texts: Sequence[str]) -> Embeddings:
+    def embed_batch(self, texts: Sequence[str]) -> EmbeddedTexts:
         """Embed a batch; if it is refused as too long, each text alone, and then less and less of it."""
         try:
             return self._request(texts)
@@ -93,12 +93,12 @@ class _EmbeddingCall:
                 raise
             if len(texts) > 1:
                 parts = [self.embed_batch([text]) for text in texts]
-                return Embeddings([part.vectors[0] for part in parts], sum(part.tokens for part in parts))
+                return EmbeddedTexts([part.vectors[0] for part in parts], sum(part.tokens for part in parts))
             if len(texts[0]) <= MIN_TRUNCATED_LENGTH:
                 raise
             return self.embed_batch([texts[0][: len(texts[0]) * 2 // 3]])
 
-    def _request(self, texts: Sequence[str]) -> Embeddings:
+    def _request(self, texts: Sequence[str]) -> EmbeddedTexts:
         body = {"input": list(texts), "encoding_format": "float", **self._fields}
         answer = post_json(self._credentials, self._model, "/embeddings", body, "embedding")
         vectors = _vectors(answer, len(texts))
@@ -111,7 +111,7 @@ class _EmbeddingCall:
         counted = usage.get("total_tokens") if isinstance(usage, dict) else None
         if not isinstance(counted, int) or isinstance(counted, bool) or counted < 1:
             counted = sum(map(estimate_tokens, texts))
-        return Embeddings(vectors, counted)
+        return EmbeddedTexts(vectors, counted)
 
 
 def _vectors(answer: Any, count: int) -> list[list[float]] | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class RankedDocument:
+class DocumentScore:
     """A document's index among those sent, and its relevance from 0 to 1."""
 
     index: int
@@ -36,7 +36,7 @@ def rank(
     *,
     threshold: float | None = None,
     top_n: int | None = None,
-) -> list[RankedDocument]:
+) -> list[DocumentScore]:
     """Rank documents, best first; leave out those below the threshold. Raises a ServerError."""
     if not documents:
         return []
@@ -50,7 +50,7 @@ def rank(
     if any(not 0 <= score <= 1 for score in scores.values()):
         scores = {index: _sigmoid(score) for index, score in scores.items()}
     ranked = sorted(
-        (RankedDocument(index, score) for index, score in scores.items()), key=lambda each: -each.score
+        (DocumentScore(index, score) for index, score in scores.items()), key=lambda each: -each.score
     )
     passing = [each for each in ranked if threshold is None or each.score >= threshold]
     return passing[:top_n] if top_n is not None and top_n > 0 else passing

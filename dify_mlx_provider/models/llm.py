@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dify_plugin import LargeLanguageModel
 
 from dify_mlx_provider.chat.invocation import count_prompt_tokens, fold, invoke
-from dify_mlx_provider.chat.messages import ChatCall
+from dify_mlx_provider.chat.messages import ChatInvocation
 from dify_mlx_provider.dify_errors import DifyErrorMapping
 from dify_mlx_provider.settings.coercion import coerce
 from dify_mlx_provider.settings.model_schema import ServerSchemas
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MLXLargeLanguageModel(ServerSchemas, DifyErrorMapping, LargeLanguageModel):
-    """Chat models behind an MLX server, or another OpenAI-compatible one."""
+    """Chat models of an MLX server, or of another OpenAI-compatible one."""
 
     _chosen: frozenset[str] = frozenset()
 
@@ -55,7 +55,7 @@ class MLXLargeLanguageModel(ServerSchemas, DifyErrorMapping, LargeLanguageModel)
         user: str | None = None,
     ) -> LLMResult | Generator[LLMResultChunk, None, None]:
         """Answer one call of Dify."""
-        call = ChatCall(
+        call = ChatInvocation(
             model=model.strip(),
             form=credentials,
             messages=prompt_messages,
@@ -80,7 +80,9 @@ class MLXLargeLanguageModel(ServerSchemas, DifyErrorMapping, LargeLanguageModel)
         tools: list[PromptMessageTool] | None = None,
     ) -> int:
         """Count a prompt's tokens."""
-        call = ChatCall(model=model.strip(), form=credentials, messages=prompt_messages, tools=tools or ())
+        call = ChatInvocation(
+            model=model.strip(), form=credentials, messages=prompt_messages, tools=tools or ()
+        )
         return count_prompt_tokens(call)
 
     def validate_credentials(self, model: str, credentials: Mapping[str, Any]) -> None:

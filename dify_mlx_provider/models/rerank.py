@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MLXRerankModel(ServerSchemas, DifyErrorMapping, RerankModel):
-    """Rerank models behind an MLX server, or another one with Jina's or Cohere's protocol."""
+    """Rerank models of an MLX server, or of another one with Jina's or Cohere's protocol."""
 
     def _invoke(
         self,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MLXTextEmbeddingModel(ServerSchemas, DifyErrorMapping, TextEmbeddingModel):
-    """Embedding models behind an MLX server, or another OpenAI-compatible one."""
+    """Embedding models of an MLX server, or of another OpenAI-compatible one."""
 
     def _invoke(
         self,

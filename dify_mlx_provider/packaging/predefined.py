@@ -1,7 +1,7 @@
 """Write the files of the predefined models: `python -m dify_mlx_provider.packaging.predefined`, or `make models`.
 
 Dify reads one YAML file per model, and YAML files cannot include each other; so all of them are written from the
-table below. `--check` says whether the files are current. Not packed; does not import the SDK.
+table below; a test says whether they are current. Not packed; does not import the SDK.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ MODELS: tuple[Predefined, ...] = (
         context_size=131_072,
         default_effort="medium",
         comment=(
-            "# The server serves the model it was started with under this name: nobody has to type a model's name.\n"
+            "# The server serves the model it was started with under this name: no model's name has to be typed.\n"
             "# What that model is and can do, the server says; gpt-oss is assumed here.\n"
         ),
     ),
@@ -153,13 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m dify_mlx_provider.packaging.predefined",
         description="Write the predefined models' files.",
     )
-    parser.add_argument("--check", action="store_true", help="only say whether the files are current")
-    changed = stale()
-    if parser.parse_args(argv).check:
-        for name in changed:
-            print(f"{name} is stale: run `make models`", file=sys.stderr)
-        return 1 if changed else 0
-    wanted = files()
+    parser.parse_args(argv)
+    changed, wanted = stale(), files()
     for name in changed:
         if name in wanted:
             (FOLDER / name).write_text(wanted[name], encoding="utf-8", newline="\n")

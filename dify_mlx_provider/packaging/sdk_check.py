@@ -2,7 +2,7 @@
 
 Run by package.py in the package's folder, and in a process of its own: importing the SDK patches threads and sockets.
 The SDK's own models decide what a declaration may hold. A key that they do not know is a fault too: it would be a typo
-that nobody notices. Last, the plugin's classes are loaded, from the package.
+that goes unnoticed. Last, the plugin's classes are loaded, from the package.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from dify_mlx_provider.servers.probe import Probe, ProbeResponse
 
 MAX_UNREAD_TOKENS = 32_768
-"""Tokens of an answer for which nobody set a limit.
+"""Tokens of an answer for which no limit was set.
 
-When a user presses Stop, Dify does not tell its plugins: what nobody reads must end by itself, even where the model
+When a user presses Stop, Dify does not tell its plugins: what is not read must end by itself, even where the model
 repeats itself and its context is large. Dify itself gives a call up after 600 seconds (PLUGIN_DAEMON_TIMEOUT); a server
 that is to reach this limit within that time has to write 55 tokens a second.
 """
@@ -35,7 +35,7 @@ class ServerProfile:
     """What a kind of server expects of a chat request.
 
     `effort_fields` are sent together; `efforts` are the words they may hold. `thinking_budget_field` is "" where there
-    is none. `ignored_fields` have no effect there. `default_max_tokens` limits an answer for which nobody set a limit;
+    is none. `ignored_fields` have no effect there. `default_max_tokens` limits an answer for which no limit was set;
     None where a limit that does not fit after the prompt is refused: there the rest of the context is the default.
     A server that does not refuse prompts longer than the context cuts them, or runs the model beyond it.
     """
@@ -54,7 +54,7 @@ class ServerProfile:
     default_max_tokens: int | None = MAX_UNREAD_TOKENS
 
     def answer_limit(self, max_output: int | None = None) -> int | None:
-        """Return the limit for answers for which nobody sets one; None if this kind of server is to decide.
+        """Return the limit for answers for which none was set; None if this kind of server is to decide.
 
         `max_output` is the most the model can write, if the form says it.
         """
@@ -94,7 +94,7 @@ class ServedModel:
 class ServerInfo:
     """What answers at an address, or answered there last. `version` is mlx-backend's.
 
-    `answered` is whether it describes itself now. `reached` is false only where nobody ever answered: the kind is
+    `answered` is whether it describes itself now. `reached` is false only where nothing ever answered: the kind is
     unknown then, while OTHER is a server that answers and is none of those that can be told apart.
     """
 
@@ -114,7 +114,7 @@ class ServerInfo:
             fit = self.models_of_kind(kind)
             ready = [model for model in fit if model.state in (None, "ready", "loaded")]
             return next(iter(fit if self.kind is ServerKind.MLX_BACKEND else ready or fit), None)
-        for normalise in (str, _last_part, _without_tag):
+        for normalise in (str, last_part, _without_tag):
             for model in self.models:
                 if normalise(model.name) == normalise(name):
                     return model
@@ -131,12 +131,13 @@ class ServerInfo:
         return [model.name for model in self.models_of_kind(kind)]
 
 
-def _last_part(name: str) -> str:
+def last_part(name: str) -> str:
+    """Return a model's name without its owner or its folder."""
     return name.rstrip("/").rpartition("/")[2]
 
 
 def _without_tag(name: str) -> str:
-    return _last_part(name).removesuffix(":latest")
+    return last_part(name).removesuffix(":latest")
 
 
 # -- what a server answers -----------------------------------------------------------------------------------
@@ -161,18 +162,18 @@ type Size = Annotated[Annotated[int, Field(strict=True, gt=0)] | None, LENIENT]
 type Words = Annotated[tuple[str, ...] | None, BeforeValidator(_only_strings), LENIENT]
 
 
-class Answer(BaseModel):
+class ServerAnswer(BaseModel):
     """An answer of a server, or a part of one."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class _LlamaCppMeta(Answer):
+class _LlamaCppMeta(ServerAnswer):
     n_ctx: Size = None
     n_ctx_train: Size = None
 
 
-class ListedModel(Answer):
+class ListedModel(ServerAnswer):
     """An entry of /v1/models: OpenAI's `id` and `owned_by`, and the sizes that vLLM and llama.cpp add to them."""
 
     id: str = Field(strict=True)

@@ -95,12 +95,12 @@ def _cache_key(credentials: Credentials) -> str:
 
 
 def _describe(key: str, credentials: Credentials) -> ServerInfo | None:
-    """What the server says now, or what it said last; None if nobody ever answered."""
+    """What the server says now, or what it said last; None if nothing ever answered."""
     found = _identify(credentials) if credentials.base_url else None
     if found is not None and found.answered and (found.models or found.kind is not ServerKind.OTHER):
         _last_servers.set(key, found)
         return found
-    # Nobody, a refusal, or something that may only stand in for the server, such as a proxy before it.
+    # Nothing, a refusal, or something that may only stand in for the server, such as a proxy before it.
     last = _last_servers.get(key)
     return found if last is None else replace(last, answered=False)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from dify_mlx_provider.servers.base import (
-    Answer,
     ServedModel,
+    ServerAnswer,
     ServerProfile,
     Size,
     Word,
@@ -34,7 +34,7 @@ PROFILE = ServerProfile(
 )
 
 
-class _Entry(Answer):
+class _LmStudioModel(ServerAnswer):
     id: str = Field(strict=True)
     type: Word = None
     state: Word = None
@@ -64,7 +64,7 @@ def recognise(listing: Listing) -> ServerInfo | None:
     if listing.entries and "organization_owner" not in listing.owners:
         return None
     response = listing.probe.get("/api/v0/models")
-    entries = parse_entries(response.json, _Entry) if response is not None else []
+    entries = parse_entries(response.json, _LmStudioModel) if response is not None else []
     if not any(entry.type for entry in entries):
         return None
     return recognised(ServerKind.LM_STUDIO, [entry.described() for entry in entries])

@@ -14,9 +14,9 @@ from pydantic import Field
 
 from dify_mlx_provider.servers.base import (
     LENIENT,
-    Answer,
     ListedModel,
     ServedModel,
+    ServerAnswer,
     ServerProfile,
     Size,
     Word,
@@ -50,17 +50,17 @@ OLDEST_SERVER = (0, 1)
 _VERSION = re.compile(r"v?(\d{1,6})\.(\d{1,6})")
 
 
-class _Health(Answer):
+class _Health(ServerAnswer):
     version: Word = None
 
 
-class _Reasoning(Answer):
+class _Reasoning(ServerAnswer):
     efforts: Words = None
     default: Word = None
     preserved: Annotated[Annotated[bool, Field(strict=True)] | None, LENIENT] = None
 
 
-class _Entry(ListedModel):
+class _MlxBackendModel(ListedModel):
     type: Word = None
     state: Word = None
     context_length: Size = None
@@ -109,7 +109,7 @@ def recognise(listing: Listing) -> ServerInfo | None:
     if not version and (response := listing.probe.get("/health")):  # a proxy may write a header of its own
         health = response.parse_as(_Health)
         version = (health.version if health else None) or ""
-    models = [entry.described() for entry in parse_entries(listing.response.json, _Entry)]
+    models = [entry.described() for entry in parse_entries(listing.response.json, _MlxBackendModel)]
     return recognised(ServerKind.MLX_BACKEND, models, version)
 
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-from dify_mlx_provider.servers.base import LENIENT, Answer, ServedModel, ServerProfile, Word, Words
+from dify_mlx_provider.servers.base import LENIENT, ServedModel, ServerAnswer, ServerProfile, Word, Words
 from dify_mlx_provider.servers.efforts import LEVELS, SWITCH
 from dify_mlx_provider.upstream.credentials import ServerKind
 
@@ -27,14 +27,14 @@ PROFILE = ServerProfile(
 )
 
 
-class _Details(Answer):
+class _OllamaDetails(ServerAnswer):
     family: Word = None
 
 
-class _Model(Answer):
+class _OllamaModel(ServerAnswer):
     capabilities: Words = None
     parameters: Word = None
-    details: Annotated[_Details | None, LENIENT] = None
+    details: Annotated[_OllamaDetails | None, LENIENT] = None
 
     def described(self, listed: ServedModel) -> ServedModel:
         """Return the listed model with what Ollama says of it."""
@@ -65,5 +65,5 @@ def recognise(listing: Listing) -> ServerInfo | None:
 def describe_model(probe: Probe, listed: ServedModel) -> ServedModel | None:
     """Ask for one of the models; None if there is no answer."""
     response = probe.post("/api/show", {"model": listed.name})
-    model = response.parse_as(_Model) if response is not None else None
+    model = response.parse_as(_OllamaModel) if response is not None else None
     return model.described(listed) if model is not None else None

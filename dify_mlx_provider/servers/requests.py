@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dify_mlx_provider.servers import discovery
+from dify_mlx_provider.servers.base import last_part
 from dify_mlx_provider.servers.efforts import nearest
 from dify_mlx_provider.servers.mlx_backend import OWN_FIELDS
 from dify_mlx_provider.upstream.cache import BoundedMap
@@ -33,6 +34,9 @@ from dify_mlx_provider.upstream.errors import (
     Refused,
     ServerError,
     from_error_object,
+    join_names,
+    quote,
+    shortened_name,
 )
 
 if TYPE_CHECKING:
@@ -139,12 +143,22 @@ def _not_found(
     served: list[str],
     kind: str = "llm",
 ) -> ModelNotFound:
+    """Return the error as a sentence that says where the model is missing, what there is, and what to choose.
+
+    What the server says of a model that it lists is left as it is: that it has yet to be downloaded, or which of two is
+    meant.
+    """
+    if name == "default" or any(last_part(name) == last_part(other) for other in served):
+        return error
     # Dify's model Default is a chat model. Of the servers that know the name, only mlx-backend is sure to have one.
     has_default = kind == "llm" and server.kind is ServerKind.MLX_BACKEND and bool(served)
-    return (
-        error
-        if name == "default"
-        else error.explained(name, credentials.base_url, served, has_default=has_default)
+    own_words = "" if has_default else quote(str(error)).removesuffix(".")
+    there_is = f"It has: {join_names(served)}. Choose one of these, or " if served else ""
+    default = "Default, which always works, or " if has_default else ""
+    start = "start the server with the model you want."
+    return ModelNotFound(
+        f"the server at {credentials.base_url} does not have the model {shortened_name(name)!r}{own_words}. "
+        f"{there_is}{default}{start if served else start.capitalize()}"
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from dify_mlx_provider.servers import discovery
-from dify_mlx_provider.servers.base import Answer
+from dify_mlx_provider.servers.base import ServerAnswer
 from dify_mlx_provider.servers.probe import Probe
 from dify_mlx_provider.upstream.cache import TtlCache
 from dify_mlx_provider.upstream.credentials import ServerKind
@@ -41,11 +41,11 @@ _NOT_IN_PROMPT = ("stream", "stream_options", "max_tokens")
 _counts: TtlCache[int] = TtlCache(60.0, max_entries=512)
 
 
-class _TokenCount(Answer):
+class _TokenCount(ServerAnswer):
     count: int = Field(strict=True, ge=0)
 
 
-class _TokenCounts(Answer):
+class _TokenCounts(ServerAnswer):
     count: list[Annotated[int, Field(strict=True, ge=0)]]
 
 

@@ -2,13 +2,12 @@
 
 Dify's SDK refuses a call for a value that is not an option, or for a digit too many. But a workflow is written for one
 model and run with another: `high` for a model that can only be switched on, more tokens than this one can write. Where
-the meaning is clear, the value is replaced; anything else is left for the SDK to refuse. Knows no SDK: a rule is any
-object with a name, options and limits.
+the meaning is clear, the value is replaced; anything else is left for the SDK to refuse.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.servers.efforts import in_order, nearest
 from mlx_backend.conversation.effort import EffortError, parse_effort
@@ -16,32 +15,13 @@ from mlx_backend.conversation.effort import EffortError, parse_effort
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from dify_plugin.entities.model import ParameterRule
 
 # Dify's other providers offer `JSON` for what OpenAI calls json_object.
 _OPTION_ALIASES = {"json": "json_object"}
 
 
-class Rule(Protocol):
-    """The parts of a parameter rule that are used here."""
-
-    @property
-    def name(self) -> str:
-        """The setting's name."""
-
-    @property
-    def options(self) -> Sequence[str]:
-        """What a select offers."""
-
-    @property
-    def max(self) -> float | None:
-        """The largest value."""
-
-    @property
-    def precision(self) -> int | None:
-        """Digits after the decimal point."""
-
-
-def coerce(settings: Mapping[str, Any], rules: Iterable[Rule]) -> dict[str, Any]:
+def coerce(settings: Mapping[str, Any], rules: Iterable[ParameterRule]) -> dict[str, Any]:
     """Return the settings with values that nearly fit made to fit."""
     coerced = dict(settings)
     for rule in rules:
@@ -70,7 +50,7 @@ def _coerce_effort(value: Any, options: Sequence[str]) -> Any:
     return nearest(effort.value, options) if in_order(options) else effort.value
 
 
-def _coerce_number(value: float, rule: Rule) -> float:
+def _coerce_number(value: float, rule: ParameterRule) -> float:
     if rule.precision is not None:
         value = round(value, rule.precision)
     # A limit above what the model can write is no limit.

@@ -9,7 +9,6 @@ given a schema.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dify_plugin.entities import I18nObject
@@ -31,27 +30,12 @@ from dify_mlx_provider.upstream.credentials import Credentials, ServerKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dify_mlx_provider.servers.base import ServerInfo
 
 DEFAULT_CONTEXT_SIZE = 32_768
 """Tokens, where neither form nor server says: what nearly every model has. More might promise Dify too much."""
 
 DEFAULT_EMBEDDING_CONTEXT = 512
 """Tokens of a text to be embedded, where neither form nor server says: the least of the usual models."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelAbilities:
-    """What a model can do, all sources together. Sizes are tokens; `default_effort` is "" without a choice."""
-
-    context_size: int
-    max_output: int
-    efforts: tuple[str, ...]
-    default_effort: str
-    reasons: bool
-    tools: bool
-    vision: bool
-    structured_output: bool
 
 
 def model_schema(
@@ -79,31 +63,55 @@ def model_schema(
 
 
 def _chat_details(name: str, credentials: Credentials, declared: AIModelEntity | None) -> dict[str, Any]:
-    server = discovery.find_server(credentials)
-    said = discovery.find_model(name, credentials)
-    kind = likely_kind(server, credentials)
-    abilities = resolve_abilities(
-        credentials, kind, said, None if declared is None else _declared_info(declared)
+    server, said = discovery.find_server(credentials), discovery.find_model(name, credentials)
+    # Where no server has ever answered, it is taken for mlx-backend, which the plugin comes with. If it turns out to be
+    # another one, what was promised is still kept: an answer that fits a schema is asked for in the prompt then.
+    is_known = server.reached or credentials.server_kind is not None
+    profile = discovery.PROFILES[server.kind if is_known else ServerKind.MLX_BACKEND]
+    sources = [said] if said is not None else []
+    sources += [_declared_model(declared)] if declared is not None else []
+    context_size = _first(credentials.context_size, *(source.context_size for source in sources))
+    context_size = context_size or DEFAULT_CONTEXT_SIZE
+    max_output = _first(credentials.max_output_tokens, *(source.max_output_tokens for source in sources))
+    known_efforts = _first(*(source.efforts for source in sources))
+    if said is not None and said.type in ("embedding", "rerank"):
+        known_efforts = known_efforts or ()
+    efforts, reasons = _efforts(credentials, known_efforts)
+    default_effort = _first(credentials.effort, *(source.default_effort for source in sources)) or "medium"
+    tools = _first(credentials.tool_calling, *(source.has("tools") for source in sources))
+    vision = _first(credentials.vision, *(source.has("vision") for source in sources))
+    structured_output = _first(
+        credentials.structured_output,
+        *(source.has("structured_output") for source in sources),
+        profile.structured_output != "prompt" and profile.kind is not ServerKind.OTHER,
     )
-    profile = discovery.PROFILES[kind]
     options = ParameterOptions(
-        efforts=abilities.efforts,
-        default_effort=abilities.default_effort,
-        reasons=abilities.reasons,
+        efforts=efforts,
+        default_effort=nearest(default_effort, efforts) if in_order(efforts) else "",
+        reasons=reasons,
         thinking_budget=bool(profile.thinking_budget_field),
-        answer_reserve=kind is ServerKind.MLX_BACKEND,
-        structured_output=abilities.structured_output,
-        max_output=abilities.max_output,
+        answer_reserve=profile.kind is ServerKind.MLX_BACKEND,
+        structured_output=bool(structured_output),
+        max_output=min(max_output or context_size, context_size),
         default_max_tokens=(said.default_max_tokens if said is not None else None)
         or profile.answer_limit(credentials.max_output_tokens),
         sampling=said.sampling if said is not None else {},
         ignored=profile.ignored_fields,
     )
+    features = {
+        ModelFeature.AGENT_THOUGHT: reasons,
+        # Not multi-tool-call: gpt-oss makes one call and waits for its result. Dify's agents treat both alike, and
+        # several calls in one answer are read either way.
+        ModelFeature.TOOL_CALL: tools is not False,
+        ModelFeature.STREAM_TOOL_CALL: tools is not False,
+        ModelFeature.VISION: vision,
+        ModelFeature.STRUCTURED_OUTPUT: structured_output,
+    }
     return {
-        "features": _features(abilities),
+        "features": [feature for feature, has in features.items() if has],
         "model_properties": {
             ModelPropertyKey.MODE: "chat",
-            ModelPropertyKey.CONTEXT_SIZE: abilities.context_size,
+            ModelPropertyKey.CONTEXT_SIZE: context_size,
         },
         "parameter_rules": [ParameterRule(**rule) for rule in parameter_rules(options)],
     }
@@ -128,15 +136,6 @@ def _context_size(name: str, credentials: Credentials, kind: str) -> int | None:
     return credentials.context_size or (model.context_size if model else None)
 
 
-def likely_kind(server: ServerInfo, credentials: Credentials) -> ServerKind:
-    """Return the kind of server to describe a model for, also where nobody has ever answered.
-
-    Then it is taken for mlx-backend, which the plugin comes with. If it turns out to be another one, what was promised
-    is still kept: an answer that fits a schema is asked for in the prompt where a server cannot enforce it.
-    """
-    return server.kind if server.reached or credentials.server_kind is not None else ServerKind.MLX_BACKEND
-
-
 _DECLARED = {
     "tools": ModelFeature.TOOL_CALL,
     "vision": ModelFeature.VISION,
@@ -145,7 +144,7 @@ _DECLARED = {
 """Capabilities, in the servers' words and in Dify's."""
 
 
-def _declared_info(declared: AIModelEntity) -> ServedModel:
+def _declared_model(declared: AIModelEntity) -> ServedModel:
     """Return what a predefined model's file says, in the words of what a server says."""
     rules = {rule.name: rule for rule in declared.parameter_rules}
     features = declared.features or []
@@ -158,37 +157,6 @@ def _declared_info(declared: AIModelEntity) -> ServedModel:
         capabilities=frozenset(capabilities),
         efforts=always if effort is None else tuple(effort.options),
         default_effort=None if effort is None else str(effort.default),
-    )
-
-
-def resolve_abilities(
-    credentials: Credentials, kind: ServerKind, said: ServedModel | None, declared: ServedModel | None = None
-) -> ModelAbilities:
-    """Decide what a model can do; `said` is what its server says of it, `declared` what its declaration says."""
-    sources = [source for source in (said, declared) if source is not None]
-    context_size = _first(credentials.context_size, *(source.context_size for source in sources))
-    context_size = context_size or DEFAULT_CONTEXT_SIZE
-    max_output = _first(credentials.max_output_tokens, *(source.max_output_tokens for source in sources))
-    known_efforts = _first(*(source.efforts for source in sources))
-    if said is not None and said.type in ("embedding", "rerank"):
-        known_efforts = known_efforts or ()
-    efforts, reasons = _efforts(credentials, known_efforts)
-    default_effort = _first(credentials.effort, *(source.default_effort for source in sources))
-    tools = _first(credentials.tool_calling, *(source.has("tools") for source in sources))
-    vision = _first(credentials.vision, *(source.has("vision") for source in sources))
-    structured = _first(
-        credentials.structured_output, *(source.has("structured_output") for source in sources)
-    )
-    constrains = discovery.PROFILES[kind].structured_output != "prompt" and kind is not ServerKind.OTHER
-    return ModelAbilities(
-        context_size=context_size,
-        max_output=min(max_output or context_size, context_size),
-        efforts=efforts,
-        default_effort=nearest(default_effort or "medium", efforts) if in_order(efforts) else "",
-        reasons=reasons,
-        tools=True if tools is None else tools,
-        vision=bool(vision),
-        structured_output=constrains if structured is None else structured,
     )
 
 
@@ -207,21 +175,6 @@ def _efforts(credentials: Credentials, known: tuple[str, ...] | None) -> tuple[t
         case "effort":
             return (known if known and len(known) > 2 else LEVELS), True
     return (LEVELS, True) if known is None else (in_order(known), bool(known))
-
-
-def _features(abilities: ModelAbilities) -> list[ModelFeature]:
-    features: list[ModelFeature] = []
-    if abilities.reasons:
-        features.append(ModelFeature.AGENT_THOUGHT)
-    if abilities.tools:
-        # Not multi-tool-call: gpt-oss makes one call and waits for its result. Dify's agents treat both alike, and
-        # several calls in one answer are read either way.
-        features += [ModelFeature.TOOL_CALL, ModelFeature.STREAM_TOOL_CALL]
-    if abilities.vision:
-        features.append(ModelFeature.VISION)
-    if abilities.structured_output:
-        features.append(ModelFeature.STRUCTURED_OUTPUT)
-    return features
 
 
 class ServerSchemas:

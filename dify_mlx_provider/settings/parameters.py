@@ -46,7 +46,7 @@ class ParameterOptions:
 def parameter_rules(options: ParameterOptions) -> list[Rule]:
     """Return the rules in the order of the panel."""
     rules: list[Rule] = []
-    half = max(1, options.max_output // 2)  # where a limit may start at most
+    half = max(1, options.max_output // 2)
     if len(options.efforts) > 1:
         rules.append({**_EFFORT, "default": options.default_effort, "options": list(options.efforts)})
     if options.reasons:

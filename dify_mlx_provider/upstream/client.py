@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.client import HTTPException, HTTPResponse, RemoteDisconnected
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -115,15 +115,21 @@ class OpenAIClient:
             self._sleep(delay)
 
     def _parse_body(self, response: requests.Response) -> Any:
-        with response:
+        with response, self._reading():
             try:
                 return sse.parse_body(iter_body(response))
             except sse.MalformedBody as error:
                 raise self._not_openai() from error
-            except (ReadTimeoutError, requests.exceptions.Timeout) as error:
-                raise self._timed_out() from error
-            except (HTTPError, requests.exceptions.RequestException, OSError) as error:
-                raise self._broke_off() from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Say in a sentence why an answer could not be read to its end."""
+        try:
+            yield
+        except (ReadTimeoutError, requests.exceptions.Timeout) as error:
+            raise self._timed_out() from error
+        except (HTTPError, requests.exceptions.RequestException, OSError) as error:
+            raise self._broke_off() from error
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> requests.Response:
         url = self._credentials.base_url + path
@@ -148,7 +154,7 @@ class OpenAIClient:
     # -- the answer --------------------------------------------------------------------------------
 
     def _chunks(self, response: requests.Response) -> Generator[dict[str, Any], None, None]:
-        with response:
+        with response, self._reading():
             pieces = iter_body(response)
             is_named_event_stream = "text/event-stream" in response.headers.get("Content-Type", "")
             try:
@@ -159,14 +165,8 @@ class OpenAIClient:
                         yield self._as_chunk(sse.parse_body(chain([beginning], pieces)))
                         return
                 yield from self._events(chain([beginning], pieces))
-            except (ReadTimeoutError, requests.exceptions.Timeout) as error:
-                raise self._timed_out() from error
             except sse.MalformedBody as error:
-                if not is_named_event_stream:
-                    raise self._not_openai() from error
-                raise self._broke_off() from error
-            except (HTTPError, requests.exceptions.RequestException, OSError) as error:
-                raise self._broke_off() from error
+                raise (self._broke_off() if is_named_event_stream else self._not_openai()) from error
 
     def _events(self, pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
         finished = False

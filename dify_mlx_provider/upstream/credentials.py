@@ -32,7 +32,8 @@ _ENDPOINTS = (
     *("/chat/completions", "/completions", "/embeddings", "/responses", "/messages", "/rerank"),
     *("/models", "/tokenize"),
 )
-_SLIPS = re.compile(r"^(https?)(?::/+|//+)", re.IGNORECASE)  # http:/host, http//host
+# http:/host and http//host are meant as http://host.
+_SLIPS = re.compile(r"^(https?)(?::/+|//+)", re.IGNORECASE)
 _ROOT_PAGES = ("/health", "/docs", "/metrics")
 _INVISIBLE = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff"))
 
@@ -140,7 +141,7 @@ def _parse_number(value: str | float) -> float:
 
 def _parse_count(value: str | int) -> int:
     typed = unicodedata.normalize("NFKC", str(value)).strip().lower()
-    # 128k means 131072 to everybody who writes it of a context.
+    # Of a context, 128k means 131072.
     scale = 1024 if typed.endswith("k") else 1
     with suppress(ValueError):
         count = _parse_number(typed.removesuffix("k") if scale > 1 else typed) * scale

@@ -128,28 +128,6 @@ class Refused(ServerError):
 class ModelNotFound(Refused):
     """The server does not serve the model."""
 
-    def explained(
-        self, name: str, address: str, served: Sequence[str], *, has_default: bool = False
-    ) -> ModelNotFound:
-        """Return the error as a sentence that says where the model is missing, what there is, and what to choose.
-
-        `served` are the models there are, and `has_default` is whether the model Default works there. What the server
-        says of a model that it lists is left as it is: that it has yet to be downloaded, or which of two is meant.
-        """
-        if any(_last_part(name) == _last_part(other) for other in served):
-            return self
-        own_words = "" if has_default else _quote(str(self)).removesuffix(".")
-        choices = [
-            *(["one of these"] if served else []),
-            *(["Default, which always works"] if has_default else []),
-        ]
-        start = "start the server with the model you want."
-        return ModelNotFound(
-            f"the server at {address} does not have the model {shortened_name(name)!r}{own_words}. "
-            + (f"It has: {join_names(served)}. " if served else "")
-            + (f"Choose {', or '.join(choices)}, or {start}" if choices else start.capitalize())
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextOverflow:
@@ -171,10 +149,6 @@ class NoSuchEndpoint(Refused):
     """Something answers, but has nothing at the path."""
 
 
-def _last_part(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2]
-
-
 def from_status(status: int, body: Any, *, address: str, location: str | None = None) -> ServerError | None:
     """Return the error that a status of 300 or more means; None if no OpenAI-compatible server sent it."""
     message, code = _message_and_code(body)
@@ -191,7 +165,7 @@ def from_status(status: int, body: Any, *, address: str, location: str | None = 
         return Refused(message)
     if status in (401, 403):
         return KeyRefused(
-            f"the server at {address} refused the API key{_quote(message)} Enter the key the server was started with."
+            f"the server at {address} refused the API key{quote(message)} Enter the key the server was started with."
         )
     if (overflow := parse_context_overflow(message, _error_object(body))) is not None:
         return PromptTooLong(message or "the prompt is longer than the context.", overflow)
@@ -304,7 +278,7 @@ def _message_and_code(body: Any) -> tuple[str, str]:
 
 
 def _error_object(body: Any) -> Any:
-    """What a body says of an error beside its message: in `error`, or, as older servers have it, the body itself."""
+    """What else a body says of an error: in `error`, or, as older servers have it, the body itself."""
     return body.get("error") or body if isinstance(body, Mapping) else None
 
 
@@ -314,5 +288,6 @@ def _shortened(message: Any) -> str:
     return text if len(text) <= MAX_QUOTE_LENGTH else text[: MAX_QUOTE_LENGTH - 1] + "…"
 
 
-def _quote(message: str) -> str:
+def quote(message: str) -> str:
+    """Return a server's own message as the end of a sentence."""
     return f": {message.rstrip('.')}." if message else "."

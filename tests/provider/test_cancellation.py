@@ -37,9 +37,9 @@ import dify_plugin
 from dify_plugin.entities.model.llm import LLMUsage
 from dify_plugin.entities.model.message import UserPromptMessage
 from dify_mlx_provider.chat.invocation import invoke
-from dify_mlx_provider.chat.messages import ChatCall
+from dify_mlx_provider.chat.messages import ChatInvocation
 
-call = ChatCall(
+call = ChatInvocation(
     model="default", form={"endpoint_url": sys.argv[1]}, messages=[UserPromptMessage(content="hi")]
 )
 answer = invoke(call, lambda *_: LLMUsage.empty_usage())

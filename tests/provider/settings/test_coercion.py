@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,12 +16,9 @@ if TYPE_CHECKING:
     from daemon import PluginProcess
 
 
-@dataclass(frozen=True)
-class Rule:
-    name: str
-    options: tuple[str, ...] = ()
-    max: float | None = None
-    precision: int | None = None
+def a_rule(name: str, **parts: Any) -> Any:
+    """A parameter rule as far as it matters here; the SDK's own class would patch this process's threads."""
+    return SimpleNamespace(**{"name": name, "options": (), "max": None, "precision": None, **parts})
 
 
 @pytest.mark.parametrize(
@@ -43,33 +40,33 @@ class Rule:
     ],
 )
 def test_an_effort_becomes_the_nearest_option(given: Any, options: tuple[str, ...], taken: str) -> None:
-    rules = [Rule("reasoning_effort", options)]
+    rules = [a_rule("reasoning_effort", options=options)]
     assert coerce({"reasoning_effort": given}, rules) == {"reasoning_effort": taken}
 
 
 @pytest.mark.parametrize(
     ("rule", "given", "taken"),
     [
-        (Rule("max_tokens", max=4096), 32_768, 4096),
-        (Rule("max_tokens", max=4096), 100, 100),
-        (Rule("thinking_budget", max=4096), 32_768, 4096),
-        (Rule("temperature", max=2.0, precision=2), 0.33333, 0.33),
-        (Rule("temperature", max=2.0, precision=2), 3.0, 3.0),  # too hot is the SDK's to refuse
-        (Rule("top_k", max=200), 20.0, 20),
-        (Rule("top_k", max=200), True, True),
-        (Rule("response_format", options=("text", "json_object")), "JSON_Object", "json_object"),
-        (Rule("response_format", options=("text", "json_object")), "JSON", "json_object"),
-        (Rule("response_format", options=("text", "json_object")), "yaml", "yaml"),
+        (a_rule("max_tokens", max=4096), 32_768, 4096),
+        (a_rule("max_tokens", max=4096), 100, 100),
+        (a_rule("thinking_budget", max=4096), 32_768, 4096),
+        (a_rule("temperature", max=2.0, precision=2), 0.33333, 0.33),
+        (a_rule("temperature", max=2.0, precision=2), 3.0, 3.0),  # too hot is the SDK's to refuse
+        (a_rule("top_k", max=200), 20.0, 20),
+        (a_rule("top_k", max=200), True, True),
+        (a_rule("response_format", options=("text", "json_object")), "JSON_Object", "json_object"),
+        (a_rule("response_format", options=("text", "json_object")), "JSON", "json_object"),
+        (a_rule("response_format", options=("text", "json_object")), "yaml", "yaml"),
     ],
 )
-def test_values_that_nearly_fit_are_made_to_fit(rule: Rule, given: Any, taken: Any) -> None:
-    result = coerce({rule.name: given, "unknown": 1, "empty": None}, [rule, Rule("empty")])
+def test_values_that_nearly_fit_are_made_to_fit(rule: Any, given: Any, taken: Any) -> None:
+    result = coerce({rule.name: given, "unknown": 1, "empty": None}, [rule, a_rule("empty")])
     assert result == {rule.name: taken, "unknown": 1, "empty": None}
     assert type(result[rule.name]) is type(taken)
 
 
 def test_an_empty_option_counts_as_not_chosen() -> None:
-    rules = [Rule("reasoning_effort", options=("low", "medium")), Rule("stop")]
+    rules = [a_rule("reasoning_effort", options=("low", "medium")), a_rule("stop")]
     assert coerce({"reasoning_effort": " ", "stop": ""}, rules) == {"stop": ""}
 
 
