@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-_FIRST = 64  # characters, bytes or numbers that are compared first
+_FIRST = 64
+"""Characters, bytes or numbers that are compared first."""
 
 
 def common_prefix_length[S: (str, bytes, tuple[int, ...])](one: S, other: S) -> int:

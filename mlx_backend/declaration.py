@@ -32,15 +32,19 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What values a setting has. `words` says it to people: "'x' is not a number from 0 to 2"."""
+    """What values a setting has. `words` says it to people: "'x' is not a number from 0 to 2".
+
+    `parse` makes a value of an option's or a variable's text, `convert` one of a file's value; both raise ValueError.
+    `show` writes a value as `parse` takes it. `limits` have the names of pydantic's Field.
+    """
 
     words: str
     metavar: str
     type: Any
-    parse: Callable[[str], Any]  # from an option or a variable; raises ValueError
-    limits: Mapping[str, Any] = field(default_factory=dict)  # by the names of pydantic's Field
-    convert: Callable[[Any], Any] | None = None  # from a file's value to `type`; raises ValueError
-    show: Callable[[Any], str] = str  # a value as `parse` takes it
+    parse: Callable[[str], Any]
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    convert: Callable[[Any], Any] | None = None
+    show: Callable[[Any], str] = str
 
     def from_text(self, text: str) -> Any:
         """Return the value that an option or a variable spells. Raises SettingError."""
@@ -73,16 +77,24 @@ def within(value: Any, limits: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting. `option` is its option on the command line: None for none, by its name if left empty."""
+    """One setting.
+
+    `help` says what it sets, or, where its option turns it off, what is done without that option; `default` says in
+    words what the field's own default does not. `group` is that of options in the help. `option` is the option on the
+    command line: None for none, by its name if left empty; with `of_one_model` it holds for the model of --model alone.
+    `in_file`: it is a key of the models file. What is `hidden` from --help and docs/settings.md is for this project's
+    developers.
+    """
 
     kind: Kind
-    help: str  # what it sets, or, where `option` turns it off, what is done without that option
-    group: str = "replies"  # of options in the help
-    default: str = ""  # in words, where the field's own default does not say it
+    help: str
+    group: str = "replies"
+    default: str = ""
     option: str | None = ""
-    in_file: bool = True  # whether it is a key of the models file
+    of_one_model: bool = False
+    in_file: bool = True
     repeatable: bool = False
-    hidden: bool = False  # from --help and docs/settings.md: for those who work on this project
+    hidden: bool = False
 
     @property
     def is_switch(self) -> bool:

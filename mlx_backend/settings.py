@@ -32,13 +32,17 @@ from mlx_backend.sampling_settings import SamplingSettings
 
 
 class ReasoningFormat(StrEnum):
-    """Where the reasoning goes in a reply."""
+    """Where the reasoning goes in a reply.
 
-    SEPARATE = "separate"  # a field of its own
-    THINK = "think"  # <think>…</think> at the start of the content
-    DETAILS = "details"  # <details type="reasoning">…</details> at the start of the content
-    HIDDEN = "hidden"  # nowhere; it is still generated and counted
-    RAW = "raw"  # the model's own text, markers and all, as content
+    To a field of its own; to the start of the content, as <think>…</think> or as <details type="reasoning">…</details>;
+    or nowhere, though it is generated and counted. RAW is the model's own text, markers and all, as content.
+    """
+
+    SEPARATE = "separate"
+    THINK = "think"
+    DETAILS = "details"
+    HIDDEN = "hidden"
+    RAW = "raw"
 
 
 class ReasoningField(StrEnum):
@@ -207,7 +211,7 @@ class Settings(ReplySettings):
         Path | None,
         Setting(
             kind=path("FILE", "a file"),
-            help="speak HTTPS with this certificate and those behind it, in PEM; read again on SIGHUP",
+            help="speak HTTPS with this certificate and its chain, in PEM; read again on SIGHUP",
             group="network",
             default="none: HTTP",
         ),
@@ -245,7 +249,7 @@ class Settings(ReplySettings):
         tuple[str, ...],
         Setting(
             kind=text("NAME"),
-            help="name under which the server may be called, beside addresses and local names; '*': any. "
+            help="name under which the server may be called, besides addresses and local names; '*': any. "
             "Not needed with an API key",
             group="network",
             option="--allowed-host",
@@ -287,7 +291,7 @@ class Settings(ReplySettings):
         int,
         Setting(
             kind=size(1 << 20, "MB", "a number of megabytes above 0", above=True),
-            help="largest body of a request beside its images, in megabytes",
+            help="largest body of a request without its images, in megabytes",
             group="limits",
             option="--max-body-mb",
         ),

@@ -149,7 +149,7 @@ class JsonCall[S](Call, Protocol):
         ...
 
     def acquire(self, models: ModelRegistry, wait: float) -> Lease[S]:
-        """Lease the model it needs, waiting so many seconds for it to load. Raises what `ModelRegistry` raises."""
+        """Lease the model it needs, waiting `wait` seconds for it to load. Raises what `ModelRegistry` raises."""
         ...
 
     def answer(self, service: S, client: QueueClient, on_disconnect: OnDisconnect) -> JsonAnswer:

@@ -232,7 +232,7 @@ class ChatPrompts:
     def _with_answer_format(
         self, request: ChatRequest, messages: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Return the messages with the answer's schema behind the instructions, where the family is told of it."""
+        """Return the messages with the answer's schema after the instructions, where the family is told of it."""
         answer_format, write = request.answer_format, self._dialect.response_format
         if answer_format is None or answer_format.kind != "json_schema" or write is None:
             return messages
@@ -267,7 +267,7 @@ class ChatPrompts:
                 log.info("A system prompt says Reasoning: %s, which is no effort: it stays text.", word)
 
     def template_kwargs(self, request: ChatRequest, conversation: Conversation) -> dict[str, Any]:
-        """Return what the template is given beside messages and tools."""
+        """Return what the template is given with messages and tools."""
         resolution = conversation.resolution
         given = {**self._settings.template_kwargs, **request.template_kwargs}
         if resolution.level is not None and resolution.source != DEFAULT:
@@ -300,7 +300,7 @@ class ChatPrompts:
         return with_part(kwargs, name, budget)
 
     def _restore_reasoning(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the messages with the reasoning behind tool calls where the client has lost it.
+        """Return the messages with the reasoning before tool calls where the client has lost it.
 
         That of answered turns only where the template may render it.
         """
@@ -314,7 +314,7 @@ class ChatPrompts:
 
 
 def _with_instructions(messages: list[dict[str, Any]], section: str) -> list[dict[str, Any]]:
-    """Return the messages with a section behind the first system message's text, or as that message."""
+    """Return the messages with a section after the first system message's text, or as that message."""
     first = messages[0]
     if first["role"] not in ("system", "developer"):
         return [{"role": "system", "content": section}, *messages]

@@ -74,7 +74,7 @@ _SHARES: Final = ((Effort.LOW, 0.2), (Effort.MEDIUM, 0.5), (Effort.HIGH, 0.8), (
 
 
 def own_words(named: Collection[str]) -> dict[str, Effort]:
-    """Return which of a template's words mean an effort, beside the usual ones."""
+    """Return which of a template's words mean an effort, without the usual ones."""
     usual = {word for words in WORDS.values() for word in words}
     found: dict[str, Effort] = {}
     for word in sorted(set(named) - usual):
@@ -87,7 +87,7 @@ def own_words(named: Collection[str]) -> dict[str, Effort]:
 
 @dataclass(frozen=True, slots=True)
 class WordPrompts:
-    """The prompts of one argument's words, and that of a word nobody knows. None: refused."""
+    """The prompts of one argument's words, and that of an unknown word. None: refused."""
 
     prompts: Mapping[str, str | None]
     other: str | None
@@ -493,7 +493,7 @@ def _scale(template: TemplateProbe, budgets: Mapping[Effort, int], *, reasons: b
 def _own_scale(
     probe: _EffortProbe, names: _Names, switch: Switch | None, budgets: Mapping[Effort, int]
 ) -> EffortScale | None:
-    """Return the scale of a template that has one beside its switch."""
+    """Return the scale of a template that has more than a switch."""
     for name in names.words:
         if scale := _word_scale(probe, name, switch):
             return scale
@@ -516,8 +516,8 @@ def _own_scale(
     for name in (*names.others, *names.unknown):
         if all(probe.render({name: word}) == probe.base for word in named):
             continue  # none of the template's words is for this argument
-        beside = None if switch is None or name in switch.off else switch
-        scale = _word_scale(probe, name, beside)
+        other = None if switch is None or name in switch.off else switch
+        scale = _word_scale(probe, name, other)
         if scale and len(scale.levels) > 2:
             return scale
     return None
@@ -554,7 +554,7 @@ def _is_reversed(name: str, true_prompt: str, false_prompt: str) -> bool:
 def _word_scale(probe: _EffortProbe, name: str, switch: Switch | None) -> EffortScale | None:
     """Make the levels of an argument that takes words or numbers; None if fewer than two kinds of prompt come."""
     template = probe.contents
-    # Reasoning that is off by default has to be switched on beside the word, if the word does not do that.
+    # Reasoning that is off by default has to be switched on as well, if the word does not do that.
     fixed: Arguments = {}
     words = probe.words(name)
     is_ignored = len({*words.prompts.values(), words.other} - {None}) < 2

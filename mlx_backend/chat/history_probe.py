@@ -139,7 +139,7 @@ class _HistoryProbe:
             ids = CallIds.WITH_NAME  # the id is all that it prints of a call
         arguments = _OBJECT if takes_object else _TEXT
         two = self._render(_loop(ids, arguments, count=2), tools=True)
-        beside = self._render(_loop(ids, arguments, content="besidewords"), tools=True)
+        with_text = self._render(_loop(ids, arguments, content="contentwords"), tools=True)
         return replace(
             traits,
             arguments_as_text=not takes_object,
@@ -147,7 +147,7 @@ class _HistoryProbe:
             call_ids=ids,
             takes_results="resultwords" in rendered,
             one_call_per_message=two.count("argvalue") < 2 * rendered.count("argvalue"),
-            writes_content_beside_calls=_in_order(beside, "besidewords", "argvalue"),
+            writes_content_beside_calls=_in_order(with_text, "contentwords", "argvalue"),
         )
 
     # -- images ------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def _loop(
 
 
 def _behind_question(rendered: str) -> str:
-    """Return what a prompt holds behind the question: tools are described before it."""
+    """Return what a prompt holds after the question: tools are described before it."""
     return rendered.partition("firstquestion")[2]
 
 

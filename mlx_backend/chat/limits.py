@@ -74,7 +74,7 @@ class ReplyLimits:
         tools: int = 0,
         tool_tokens: int = 0,
     ) -> RequestError:
-        """Make the error for a prompt that leaves no room; `tool_tokens` of it describe so many tools."""
+        """Make the error for a prompt that leaves no room; `tool_tokens` of it describe `tools` tools."""
         about = "about " if is_estimate else ""
         text = (
             f"The prompt has {about}{prompt_tokens} tokens; the context holds {self.context_length}, "
@@ -112,7 +112,8 @@ CHARACTERS_PER_TOKEN = 8
 """Texts with fewer for each token of the context are not counted beforehand; words of English have 4 to 5."""
 MIN_TOKENIZED = 1 << 18
 """Tokens of one request that is tokenised and not answered; more where the context holds more."""
-_PIECE = 1 << 16  # characters
+_PIECE = 1 << 16
+"""Characters that are tokenised at a time."""
 
 
 class TokenizedSize:

@@ -215,7 +215,8 @@ class ImagePlaces:
         )
 
 
-_TAIL = 200  # characters of the prompt's end that may hold an opened reasoning channel
+_TAIL = 200
+"""Characters of a prompt's end that may hold an opened reasoning channel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,7 +360,7 @@ class PromptBuilder:
         template_kwargs: Mapping[str, Any],
         images: Sequence[PromptImage],
     ) -> tuple[int, ...]:
-        """Return the checkpoints. Those behind a header are found by counting the header's last marker.
+        """Return the checkpoints. Those after a header are found by counting the header's last marker.
 
         Text and tokens have it equally often. To look at every control token would take milliseconds in a long prompt.
         """

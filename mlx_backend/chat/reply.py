@@ -88,10 +88,13 @@ class LogprobsAligner:
 
 @dataclass(slots=True)
 class Usage:
-    """What a reply has cost so far. Times are the engine's, in seconds, and are filled in when the reply ends."""
+    """What a reply has cost so far. Times are the engine's, in seconds, and are filled in when the reply ends.
+
+    `image_tokens` are among those of the prompt; of the `drafted_tokens`, `accepted_tokens` became part of the reply.
+    """
 
     prompt_tokens: int
-    image_tokens: int = 0  # of those of the prompt
+    image_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     cached_tokens: int = 0
@@ -99,7 +102,7 @@ class Usage:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     drafted_tokens: int = 0
-    accepted_tokens: int = 0  # of those that were drafted
+    accepted_tokens: int = 0
 
 
 class UsageMeter:
@@ -396,7 +399,8 @@ class Reply:
         """Yield everything up to one StreamEnd; a reply that was closed elsewhere ends without one.
 
         Besides events there is `Progress` during prefill, and None whenever `patience` seconds have passed
-        without anything. Raises EngineError if the generation fails, and ReplySuperseded if nobody waits for the reply.
+        without anything. Raises EngineError if the generation fails, and ReplySuperseded if the conversation goes on
+        without the reply.
         """
         try:
             while self.finish is None:

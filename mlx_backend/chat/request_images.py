@@ -117,7 +117,7 @@ class RequestImages:
     def _within_limit(self, request: ChatRequest, asked: int, limit: int) -> ChatRequest:
         """Name the oldest images in answered turns, if there are too many.
 
-        Several at a time: with each one that is named, nothing of the prompt behind its place is cached any more.
+        Several at a time: with each one that is named, nothing of the prompt after its place is cached any more.
         """
         answered = sum(len(_images_of(message)) for message in request.messages[:asked])
         excess = len(request.images) - limit
@@ -146,8 +146,8 @@ class RequestImages:
                 current().check()
                 picture = next(pictures)
                 try:
-                    beside = sum(each.nbytes for each in images.values())
-                    images[number] = processor.prepare(picture, beside)
+                    others = sum(each.nbytes for each in images.values())
+                    images[number] = processor.prepare(picture, others)
                 except EngineRefused as error:
                     raise RequestError(str(error), sources[number].where, "invalid_image") from error
                 del picture  # before the next is loaded
@@ -166,7 +166,7 @@ class RequestImages:
 
 
 def _current_turn(messages: Sequence[Any]) -> int:
-    """Return the index behind the last answer: what follows is asked now. A last message is not answered, but begun."""
+    """Return the index after the last answer: what follows is asked now. A last message is not answered, but begun."""
     answers = [
         index
         for index, message in enumerate(messages[:-1])
@@ -184,7 +184,7 @@ def _holds_images(message: Any) -> bool:
 
 
 def _named(messages: Sequence[Any], count: int) -> list[Any]:
-    """Return the messages with the text that names an image in place of the first so many."""
+    """Return the messages with the text that names an image in place of the first `count` images."""
     named = iter(range(count))
 
     def shown(part: Any) -> Any:

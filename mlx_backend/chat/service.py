@@ -290,7 +290,7 @@ class Service:
         open_call_ids: Sequence[str],
         finished: FinishedReply,
     ) -> None:
-        """Keep the reasoning behind tool calls for as long as prompts may need it, and prewarm the next turn."""
+        """Keep the reasoning before tool calls for as long as prompts may need it, and prewarm the next turn."""
         if finished.call_ids:
             # As a client's own would be read: the prompt must not depend on who has kept it.
             self._reasoning_store.put(finished.call_ids, finished.message.reasoning.strip())

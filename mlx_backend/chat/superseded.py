@@ -1,7 +1,7 @@
 """Ends the replies that a new request shows to be abandoned: its history goes on from what they have said so far.
 
 Clients that close their connection when a user presses Stop do not need this. conversation/running_replies.py says what
-counts as proof, and why nothing less does. Here the scope is the field `user`: one user's request ends nobody else's
+counts as proof, and why nothing less does. Here the scope is the field `user`: one user's request ends no other user's
 reply. Requests without it end nothing: of two people who began with the same question, one may go on from an old answer
 while the other still reads the same words. Knows no HTTP.
 """

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LINE_SECONDS = 5.0  # between two lines of the log
+LINE_SECONDS = 5.0
+"""Seconds between two lines of the log."""
 REDRAW_SECONDS = 0.1
-RATE_SECONDS = 30.0  # that the time left is estimated from
+RATE_SECONDS = 30.0
+"""Seconds of the past from which the time left is estimated."""
 BAR_CHARACTERS = 24
 _VERBS = {"downloading": "Downloading", "loading": "Loading"}
 
@@ -94,11 +96,14 @@ class LoadProgressDisplay:
 
 @dataclass(slots=True)
 class _Shown:
-    """What is shown of a model: what happens to it, and when it was last told."""
+    """What is shown of a model: what happens to it, and when that was last shown.
+
+    `samples` are times, and the bytes that were there then.
+    """
 
     state: str
     at: float
-    samples: deque[tuple[float, int]] = field(default_factory=deque)  # times, and bytes that were there
+    samples: deque[tuple[float, int]] = field(default_factory=deque)
 
 
 def _time_left(status: ModelStatus, samples: deque[tuple[float, int]]) -> str:

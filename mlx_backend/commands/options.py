@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from mlx_backend.models.model_type import ModelType
 
 GROUPS = ("model", "several models", "replies", "memory and speed", "network", "limits", "images", "log")
-_DEFAULT_ADAPTER = "default"  # the name of an adapter that is given without one
+_DEFAULT_ADAPTER = "default"
+"""The name of an adapter that is given without one."""
 
 
 def _adapter(text: str) -> tuple[str, Path]:
@@ -136,7 +137,7 @@ class ServeOptions:
         float | None,
         Setting(
             kind=seconds("a number of seconds, or 0 for never"),
-            help="unload a model after so many seconds without a request; 0: never. "
+            help="unload a model after this many seconds without a request; 0: never. "
             "The one named with --model stays",
             group="several models",
             default="never",
@@ -157,13 +158,7 @@ class ServeOptions:
 
 
 OWNERS = (ServeOptions, EngineOptions, Settings)
-# The engine options for the model of --model alone; the others hold for every model.
-_OF_ONE_MODEL = frozenset(
-    [
-        *("context_length", "chat_template", "draft_model", "draft_from_text", "draft_tokens"),
-        *("kv_bits", "kv_group_size", "max_kv_size"),
-    ]
-)
+_OF_ONE_MODEL = frozenset(name for name, setting in declared(EngineOptions).items() if setting.of_one_model)
 
 
 def options_by_group() -> dict[str, list[tuple[str, Setting, str, Any]]]:

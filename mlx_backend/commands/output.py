@@ -32,7 +32,7 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def say(*lines: str) -> None:
-    """Print lines on standard output. If nobody can read them any more, this and all that follows is not printed."""
+    """Print lines on standard output. If they can no longer be read, this and all that follows is not printed."""
     try:
         print(*lines, sep="\n", flush=True)
     except (OSError, ValueError):  # the pipe's reader has gone, or standard output was closed
@@ -156,7 +156,7 @@ class QueuedHandler(logging.Handler):
         try:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
-        except OSError:  # nobody will read it any more
+        except OSError:  # what reads it has gone
             self._discard()
             return False
         return True

@@ -10,13 +10,13 @@ import socket
 from contextlib import suppress
 
 _EVERY_ADDRESS = ("0.0.0.0", "::", "")
-# Documentation's addresses (RFC 5737, 3849): nobody has them, so the way there is the default route.
+# Documentation's addresses (RFC 5737, 3849): no machine has them, so the way there is the default route.
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 _LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 
 
 def reachable_url(url: str, host: str) -> tuple[str, str]:
-    """Return the address to show for a server at `url`, which was told to listen on `host`, and a remark behind it."""
+    """Return the address to show for a server at `url` that was told to listen on `host`, and a remark to follow it."""
     if host not in _EVERY_ADDRESS:
         return url, ""
     scheme, port = url.partition("://")[0], url.rpartition(":")[2]

@@ -95,7 +95,8 @@ class PromptedModel:
         return cls(form, limits, ChatPrompts(tokenizer, form, limits, ReasoningStore()), tokenizer)
 
 
-_NO_CONTEXT_LENGTH = 1 << 30  # a template says nothing of it
+_NO_CONTEXT_LENGTH = 1 << 30
+"""Tokens: a template does not say how many there may be."""
 
 
 def _of_template(file: str) -> PromptedModel:

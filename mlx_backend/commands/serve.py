@@ -56,11 +56,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOADED = _DRAINED = 0  # posted beside the numbers of signals, which begin at 1
+_LOADED = _DRAINED = 0
+"""What is posted with the numbers of signals, which begin at 1."""
 
 STOP_SECONDS = 5.0
 LOADING_STOP_SECONDS = 1.0
-"""How long stopping may take, behind the time for running replies; a load cannot be interrupted, and keeps nothing."""
+"""Seconds for stopping, after the time for running replies. A load cannot be interrupted, and keeps nothing."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -25,7 +25,7 @@ _EXAMPLES: dict[ModelType, tuple[str, str]] = {
     "embedding": ("/v1/embeddings", f'{{"input": "{_QUESTION}"}}'),
     "rerank": ("/v1/rerank", f'{{"query": "{_QUESTION}", "documents": ["Paris.", "Rome."]}}'),
 }
-# 40 x 20 pixels: a red circle beside a blue square.
+# 40 x 20 pixels: a red circle next to a blue square.
 _PICTURE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAACgAAAAUAgMAAACCKJcoAAAACVBMVEX/////AAAAAP+3l+0cAAAANklEQVR42mNgIAgY"
     "Qx0YmFatWtXAwMAaGgBjioaGwJihoaFQJiOQ6UARE8kwZCuQLEZyDgEAAI5XMHvFHwjTAAAAAElFTkSuQmCC"

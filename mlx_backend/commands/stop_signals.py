@@ -81,12 +81,12 @@ class StopSignals:
         self._sender.close()
 
     def post(self, event: int) -> None:
-        """Add an event, a byte that is no signal's number. From any thread; does nothing when nobody waits any more."""
+        """Add an event, a byte that is no signal's number. From any thread; does nothing after the last `wait`."""
         with suppress(OSError):
             self._sender.send(bytes([event]))
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Return the next signal's number or event; None if none came in so many seconds."""
+        """Return the next signal's number or event; None if none came in `seconds`."""
         deadline = None if seconds is None else monotonic() + seconds
         while True:
             self._events.settimeout(None if deadline is None else max(0.001, deadline - monotonic()))
@@ -106,7 +106,7 @@ class StopSignals:
         return first
 
     def end_process(self, *, after: float, status: int) -> None:
-        """End the process with `status`: when this object's block ends, at the next signal, or after so many seconds.
+        """End the process with `status`: when this object's block ends, at the next signal, or `after` seconds.
 
         Returns at once. The process ends without the interpreter's own end, which frees every object, in a second or
         more, and waits for threads: those in foreign code (a file that is loaded, a grammar that is compiled) cannot be

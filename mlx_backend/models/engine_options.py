@@ -54,6 +54,7 @@ class EngineOptions:
     context_length: Annotated[
         int | None,
         Setting(
+            of_one_model=True,
             kind=whole(1),
             help="use a shorter context than the model allows, or state its length where the model's files do not",
             group="model",
@@ -62,6 +63,7 @@ class EngineOptions:
     chat_template: Annotated[
         str | None,
         Setting(
+            of_one_model=True,
             kind=Kind(
                 words="a file, or the template itself", metavar="FILE_OR_TEXT", type=str, parse=_template
             ),
@@ -214,6 +216,7 @@ class EngineOptions:
     kv_bits: Annotated[
         int | None,
         Setting(
+            of_one_model=True,
             kind=one_of_numbers(2, 3, 4, 5, 6, 8),
             help="quantise the KV caches to so many bits, where the model allows it; "
             "replies are then decoded one after the other in each step, not batched",
@@ -224,6 +227,7 @@ class EngineOptions:
     kv_group_size: Annotated[
         int,
         Setting(
+            of_one_model=True,
             kind=one_of_numbers(*GROUP_SIZES),
             help="group size of that quantisation",
             group="memory and speed",
@@ -232,6 +236,7 @@ class EngineOptions:
     max_kv_size: Annotated[
         int | None,
         Setting(
+            of_one_model=True,
             kind=whole(16),
             help="limit the KV cache to so many tokens, the first 4 and the last ones, where the model allows it; "
             "prompts may not be longer, and replies are then decoded one after the other in each step, not batched",
@@ -242,6 +247,7 @@ class EngineOptions:
     draft_model: Annotated[
         str | None,
         Setting(
+            of_one_model=True,
             kind=text("PATH_OR_REPO", "a folder or a repository"),
             help="smaller model that drafts tokens for this one",
             group="model",
@@ -251,12 +257,19 @@ class EngineOptions:
     draft_from_text: Annotated[
         bool,
         Setting(
-            kind=switch(), help="draft tokens by repeating what the text already contains", group="model"
+            of_one_model=True,
+            kind=switch(),
+            help="draft tokens by repeating what the text already contains",
+            group="model",
         ),
     ] = False
     draft_tokens: Annotated[
         int,
         Setting(
-            kind=whole(1, 64), help="most tokens drafted at once", group="model", option="--num-draft-tokens"
+            of_one_model=True,
+            kind=whole(1, 64),
+            help="most tokens drafted at once",
+            group="model",
+            option="--num-draft-tokens",
         ),
     ] = 4

@@ -27,7 +27,7 @@ _DOES = {"llm": "generates text", "embedding": "computes embeddings", "rerank": 
 class AllowedModels:
     """Implements `ModelRegistry` for those models of another that match a pattern by their name or an alias.
 
-    A model that is not allowed is an unknown one, in the same words, so that nobody learns whether it is there. The
+    A model that is not allowed is an unknown one, in the same words: a client does not learn whether it is there. The
     default is the registry's own if it is allowed, and otherwise the first that is.
     """
 

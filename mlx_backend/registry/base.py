@@ -20,7 +20,7 @@ type ModelState = Literal[
 
 
 class LoadProgress(Protocol):
-    """What a load reports, from any thread. Raises EngineStopped when nobody wants the model any more."""
+    """What a load reports, from any thread. Raises EngineStopped when the model is no longer wanted."""
 
     def __call__(self, share: float) -> None:
         """Report the share of the weights that is in memory, from 0 to 1."""
@@ -35,7 +35,8 @@ class LoadProgress(Protocol):
 class ModelStatus:
     """A servable model's current state. `percent` is how far it is downloaded, or loaded, in bytes `done` of `total`.
 
-    `total` is 0 where the size is not known.
+    `total` is 0 where the size is not known. `in_use` counts leases; `running` and `waiting` are requests, as the
+    engine counts them. `aliases` are the other names it is listed under.
     """
 
     name: str
@@ -43,12 +44,12 @@ class ModelStatus:
     percent: int = 100
     done: int = 0
     total: int = 0
-    in_use: int = 0  # leases
-    running: int = 0  # requests, as counted by the engine
+    in_use: int = 0
+    running: int = 0
     waiting: int = 0
     pinned: bool = False
     detail: str = ""
-    aliases: tuple[str, ...] = ()  # the other names it is listed under
+    aliases: tuple[str, ...] = ()
 
 
 class Lease[S](Protocol):

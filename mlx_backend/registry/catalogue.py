@@ -41,21 +41,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESCAN_SECONDS = 2.0
-_MAX_NAMES = 20  # in an error message
-_FORBIDDEN = frozenset(["..", "\\", "\0"])  # in a path from a request
+_MAX_NAMES = 20
+"""Names in an error message."""
+_FORBIDDEN = frozenset(["..", "\\", "\0"])
+"""What a path from a request must not hold."""
 
 
 @dataclass(slots=True)
 class _Listing:
-    """The result of one scan."""
+    """The result of one scan.
+
+    `names` holds aliases too, `short_names` are those without the owner, `folders` are resolved. `not_downloaded` are
+    models that are configured, but not on this machine.
+    """
 
     changes: ChangeDetector
     models: list[ModelSpec] = field(default_factory=list)
-    names: dict[str, ModelSpec] = field(default_factory=dict)  # and aliases
+    names: dict[str, ModelSpec] = field(default_factory=dict)
     sources: dict[str, ModelSpec] = field(default_factory=dict)
-    short_names: dict[str, list[ModelSpec]] = field(default_factory=dict)  # without the owner
-    folders: dict[Path, ModelSpec] = field(default_factory=dict)  # resolved
-    not_downloaded: dict[str, ModelSpec] = field(default_factory=dict)  # configured, but not on this machine
+    short_names: dict[str, list[ModelSpec]] = field(default_factory=dict)
+    folders: dict[Path, ModelSpec] = field(default_factory=dict)
+    not_downloaded: dict[str, ModelSpec] = field(default_factory=dict)
 
     def add(self, spec: ModelSpec) -> None:
         """List a model under every name that is still free: first come, first served."""
@@ -92,7 +98,8 @@ class Catalogue:
         self._scan_lock = threading.Lock()
         self._checked_at = clock()
         self._warned: set[Path] = set()
-        self._types: dict[str, tuple[int | None, ModelType]] = {}  # by source: its config's mtime, the type
+        # Source -> the time its config.json was changed, and the type.
+        self._types: dict[str, tuple[int | None, ModelType]] = {}
         self._listing = self._scan()
 
     def models(self) -> tuple[ModelSpec, ...]:

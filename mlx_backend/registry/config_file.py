@@ -143,7 +143,7 @@ EMBEDDING = declared(EmbeddingOptions)
 SHARED_KEYS: Mapping[str, Setting] = {
     "ttl": Setting(
         kind=seconds("a number of seconds, or 0 for never"),
-        help="unload the model after so many seconds without a request; 0: never",
+        help="unload the model after this many seconds without a request; 0: never",
         default="never",
     ),
     **REPLY,

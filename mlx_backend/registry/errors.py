@@ -6,7 +6,7 @@ ModelError
 ├── WrongType            the model exists, but is of another type
 ├── ModelLoading         not in memory yet: retry after `retry_after` seconds
 ├── ModelPinned          a pinned model cannot be unloaded
-└── InsufficientMemory   does not fit beside the models that must stay; `retry_after` is None if that is permanent
+└── InsufficientMemory   does not fit next to the models that must stay; `retry_after` is None if that is permanent
 
 A failed load raises its own EngineError instead. ConfigurationError is for the person who starts the server.
 """
@@ -50,7 +50,7 @@ class ModelPinned(ModelError):
 
 
 class InsufficientMemory(ModelError):
-    """The model does not fit in memory beside those that must stay."""
+    """The model does not fit in memory next to those that must stay."""
 
     def __init__(self, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)

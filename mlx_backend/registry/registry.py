@@ -63,7 +63,8 @@ _UNLOAD_MESSAGES = {
     UnloadResult.DRAINING: "It will be unloaded as soon as its replies have ended.",
     UnloadResult.NOT_LOADED: "It was not loaded.",
 }
-_STOP_TIMEOUT = 30  # seconds for a load that reports no progress
+_STOP_TIMEOUT = 30
+"""Seconds for a load that reports no progress."""
 
 
 class MultiModelRegistry:

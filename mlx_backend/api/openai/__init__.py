@@ -1,1 +1,1 @@
-"""OpenAI's API and what other servers have added beside it: chat, completions, embeddings, rerank, models, tokenize."""
+"""OpenAI's API and what other servers have added to it: chat, completions, embeddings, rerank, models, tokenize."""

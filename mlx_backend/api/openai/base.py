@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def error_object(error: ApiError) -> ErrorObject:
-    """Build `{"error": {message, type, param, code}}`, with the numbers of the message beside them."""
+    """Build `{"error": {message, type, param, code}}`, with the numbers of the message next to them."""
     fields: ErrorFields = {
         "message": error.message,
         "type": error.kind or ("server_error" if error.status >= 500 else "invalid_request_error"),

@@ -386,7 +386,7 @@ def _refuse_other_media(messages: Sequence[Any]) -> None:
 
 
 def _cannot_use(part_type: Any) -> str:
-    """Say it for people: a chat's page shows the sentence as it is. The field's name goes beside it, in `param`."""
+    """Say it for people: a chat's page shows the sentence as it is. The field's name goes with it, in `param`."""
     if part_type == "image":
         return f"Here an image is a part of another form. {IMAGE_FORM}"
     if not isinstance(part_type, str) or part_type not in _MEDIA:

@@ -97,9 +97,9 @@ class GetModel(OpenAIProtocol):
 
 
 class UnloadModel(OpenAIProtocol):
-    """Implements `ResourceProtocol`: a model is unloaded once nobody uses it."""
+    """Implements `ResourceProtocol`: a model is unloaded once it is not in use."""
 
-    operation = Operation(summary="Unload a model once nobody uses it", answer=Unloading)
+    operation = Operation(summary="Unload a model once it is not in use", answer=Unloading)
 
     def answer(self, models: ModelRegistry, arguments: Mapping[str, str]) -> dict[str, Any]:
         """Say what happens. Raises UnknownModel, ModelNotAllowed or ModelPinned."""

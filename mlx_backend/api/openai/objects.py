@@ -476,7 +476,7 @@ class Detokenized(TypedDict):
 
 
 class EffortsObject(TypedDict):
-    """Which efforts make a difference to a model, and which are budgets of so many tokens."""
+    """Which efforts make a difference to a model, and which are budgets of tokens."""
 
     efforts: list[Effort]
     default: Effort | None

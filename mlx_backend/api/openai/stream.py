@@ -85,7 +85,8 @@ def _rate(tokens: int, seconds: float) -> float:
     return round(tokens / seconds, 2) if seconds > 0 else 0.0
 
 
-MIN_LOGPROB = -9999.0  # what OpenAI sends for an impossible token; JSON has no infinity
+MIN_LOGPROB = -9999.0
+"""What OpenAI sends for an impossible token: JSON has no infinity."""
 
 
 class ChatLogprobs:
@@ -191,7 +192,8 @@ class ChunkWriter(ABC):
         self._include_usage = include_usage
         self._logprobs = logprobs
         self._reasoning_object = reasoning
-        self._tokens: Sequence[TokenLogprobs] = ()  # of the content delta that comes next
+        self._tokens: Sequence[TokenLogprobs] = ()
+        """Those of the content delta that comes next."""
         self._head = {
             "id": self.id,
             "object": self.chunk_object,

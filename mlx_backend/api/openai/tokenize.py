@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from mlx_backend.registry.base import Lease, ModelRegistry
 
 
-MAX_DETOKENIZED = 1 << 20  # tokens
+MAX_DETOKENIZED = 1 << 20
+"""Tokens of one request."""
 
 
 class TokenizedText(Body):
