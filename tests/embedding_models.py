@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
-import zipfile
-from collections import OrderedDict
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from engine_models import WORDS, write_qwen, write_random, write_tokenizer
@@ -272,81 +267,6 @@ def write_qwen_embedding(folder: Path, *, bare: bool = False) -> Path:
         }
         mx.save_safetensors(str(folder / "model.safetensors"), kept)
     return folder
-
-
-def convert_to_pickled(folder: Path, dtype: str = "float32") -> Path:
-    """Replace a model's safetensors by a pytorch_model.bin, as PyTorch writes it."""
-    import mlx.core as mx
-
-    loaded: Any = mx.load(str(folder / "model.safetensors"))
-    tensors = {name: value.astype(getattr(mx, dtype)) for name, value in loaded.items()}
-    write_pickled(folder / "pytorch_model.bin", tensors)
-    (folder / "model.safetensors").unlink()
-    return folder
-
-
-class _Reference:
-    """A reference to one of PyTorch's classes, which need not be installed."""
-
-    def __init__(self, module: str, name: str) -> None:
-        self.module, self.name = module, name
-
-
-class _Tensor:
-    def __init__(self, key: str, storage: str, count: int, view: tuple[Any, ...]) -> None:
-        self.key, self.storage, self.count, self.view = key, storage, count, view
-
-
-_Pickler: Any = vars(pickle)["_Pickler"]
-
-
-class _TorchPickler(_Pickler):  # type: ignore[misc]  # untyped; the pure Python pickler can be extended
-    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
-        if isinstance(obj, _Reference):
-            self.write(b"c" + f"{obj.module}\n{obj.name}\n".encode())
-        elif isinstance(obj, _Tensor):
-            self.save(_Reference("torch._utils", "_rebuild_tensor_v2"))
-            self.write(pickle.MARK)
-            self.save(("storage", _Reference("torch", obj.storage), obj.key, "cpu", obj.count))
-            self.write(pickle.BINPERSID)
-            for part in (*obj.view, False, OrderedDict()):
-                self.save(part)
-            self.write(pickle.TUPLE + pickle.REDUCE)
-        else:
-            super().save(obj, save_persistent_id)
-
-    def memoize(self, obj: Any) -> None: ...
-
-
-_STORAGES = {"float32": "FloatStorage", "float16": "HalfStorage", "bfloat16": "BFloat16Storage"}
-
-
-def write_pickled(file: Path, tensors: dict[str, Any], *, order: bytes = b"little", **changes: Any) -> Path:
-    """Write tensors as torch.save does; `changes` override each tensor's offset, shape, strides or count."""
-    import mlx.core as mx
-
-    with zipfile.ZipFile(file, "w") as archive:
-        named: OrderedDict[str, Any] = OrderedDict()
-        for at, (name, value) in enumerate(tensors.items()):
-            if not isinstance(value, mx.array):
-                named[name] = value
-                continue
-            strides = tuple(prod(value.shape[dim + 1 :]) for dim in range(value.ndim))
-            layout: dict[str, Any] = {
-                "offset": 0,
-                "shape": tuple(value.shape),
-                "strides": strides,
-                "count": value.size,
-            } | changes
-            storage = _STORAGES[str(value.dtype).removeprefix("mlx.core.")]
-            view = (layout["offset"], layout["shape"], layout["strides"])
-            named[name] = _Tensor(str(at), storage, layout["count"], view)
-            archive.writestr(f"m/data/{at}", bytes(memoryview(value.reshape(-1).view(mx.uint8))))
-        written = io.BytesIO()
-        _TorchPickler(written, 2).dump(named)
-        archive.writestr("m/data.pkl", written.getvalue())
-        archive.writestr("m/byteorder", order)
-    return file
 
 
 def write_modules(folder: Path, pooling: str) -> None:

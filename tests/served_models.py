@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mlx_backend.embedding.embedding_config import EmbeddingOptions
     from mlx_backend.embedding.worker import Worker
     from mlx_backend.engine.threaded import Engine
-    from mlx_backend.models.model_type import ModelType
+    from mlx_backend.models.files import ModelType
     from mlx_backend.models.spec import ModelSpec
 
 MODELS = """

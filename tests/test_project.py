@@ -13,7 +13,7 @@ import yaml
 
 import mlx_backend
 from mlx_backend.device.memory import MIN_FOR_CACHES, MIN_FOR_THE_REST, WORKING_SET_SHARE, room_for_weights
-from mlx_backend.models.recommended import RECOMMENDED_MODELS
+from mlx_backend.models.spec import RECOMMENDED_MODELS
 
 ROOT = Path(mlx_backend.__file__).parents[1]
 

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mlx_backend.models.sizes import format_size
+from mlx_backend.models.folders import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable

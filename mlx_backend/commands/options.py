@@ -33,7 +33,7 @@ from mlx_backend.registry.errors import ConfigurationError
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
-    from mlx_backend.models.model_type import ModelType
+    from mlx_backend.models.files import ModelType
 
 GROUPS = ("model", "several models", "replies", "memory and speed", "network", "limits", "images", "log")
 _DEFAULT_ADAPTER = "default"

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from mlx_backend.embedding.worker import Worker
     from mlx_backend.engine.threaded import Engine
     from mlx_backend.models.engine_options import EngineOptions
-    from mlx_backend.models.model_type import ModelType
+    from mlx_backend.models.files import ModelType
     from mlx_backend.registry.base import ModelStatus
     from mlx_backend.registry.registry import MultiModelRegistry
     from mlx_backend.server.app import App

@@ -9,7 +9,7 @@ from mlx_backend.demo import MODEL_NAME, VISION_MODEL_NAME
 from mlx_backend.engine.mlx.vision.families import is_installed
 
 if TYPE_CHECKING:
-    from mlx_backend.models.model_type import ModelType
+    from mlx_backend.models.files import ModelType
     from mlx_backend.registry.registry import MultiModelRegistry
     from mlx_backend.settings import Settings
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from mlx_backend.embedding.embedding_config import EmbeddingConfig
-    from mlx_backend.models.model_type import ModelType
+    from mlx_backend.models.files import ModelType
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from mlx_backend.declaration import Kind, Setting, one_of_words, switch
 from mlx_backend.errors import EngineError
 from mlx_backend.models import files as model_files
-from mlx_backend.models.files import read_json_or_empty
-from mlx_backend.models.model_type import ENCODERS
+from mlx_backend.models.files import ENCODERS, read_json_or_empty
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

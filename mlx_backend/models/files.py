@@ -1,4 +1,4 @@
-"""What a model's own files say: its context length, recommended sampling, chat template and added tokens.
+"""What a model's own files say: what it is made for, its context length, sampling, chat template and added tokens.
 
 Reads small files only, and just the beginning of a large tokenizer; never weights. Knows no MLX: a loaded model and one
 that is only listed are described alike. What a file does not say, or cannot be read, is None or empty.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_backend.models.templates import stand_in
 
@@ -17,6 +17,19 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeGuard
 
+type ModelType = Literal["llm", "embedding", "rerank"]
+
+TYPES: tuple[ModelType, ...] = ("llm", "embedding", "rerank")
+
+ENCODERS = frozenset(
+    [
+        *("bert", "roberta", "xlm-roberta", "camembert", "modernbert"),  # these can be run here
+        *("distilbert", "mpnet", "deberta", "deberta-v2", "electra", "albert", "nomic_bert", "new"),
+        *("xlm-roberta-xl", "luke", "eurobert", "neobert"),
+    ]
+)
+"""Encoder-only networks: they attend in both directions and generate nothing."""
+_SENTENCE_TRANSFORMERS = ("modules.json", "config_sentence_transformers.json", "1_Pooling/config.json")
 # The names under which configurations give a model's number of positions.
 CONTEXT_KEYS = (
     *("max_position_embeddings", "max_seq_len", "max_sequence_length"),
@@ -53,6 +66,29 @@ def read_json_or_empty(file: Path) -> dict[str, Any]:
         return read_json(file)
     except (OSError, ValueError):
         return {}
+
+
+def detect_model_type(folder: Path | None, name: str) -> ModelType:
+    """Detect a model's type from its files, and from its name where they do not tell.
+
+    Conversions often lose the files that make a causal model an embedding model; only its name is left then. What
+    cannot be read is taken for a language model, whose loader explains best what is wrong with it.
+    """
+    config = read_json_or_empty(folder / "config.json") if folder is not None else {}
+    short_name = name.rpartition("/")[2].casefold()
+    listed = config.get("architectures")
+    architectures = [str(each) for each in listed] if isinstance(listed, list) else []
+    if any(each.endswith("ForSequenceClassification") for each in architectures):
+        return "rerank"
+    if config.get("model_type") in ENCODERS:
+        return "embedding"
+    if "rerank" in short_name:
+        return "rerank"
+    if config.get("use_bidirectional_attention") or "embed" in short_name:
+        return "embedding"
+    if folder is not None and any((folder / file).is_file() for file in _SENTENCE_TRANSFORMERS):
+        return "embedding"
+    return "llm"
 
 
 def of_text(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlx_backend.errors import EngineError, EngineStopped, first_line
-from mlx_backend.models.contents import gguf
+from mlx_backend.models.folders import gguf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

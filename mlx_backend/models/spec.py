@@ -6,10 +6,10 @@ None always means "not set": the server's own setting, or the model's, is next.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from mlx_backend.models.engine_options import EngineOptions
-from mlx_backend.models.model_type import ModelType
+from mlx_backend.models.files import ModelType
 from mlx_backend.settings import ReplySettings
 
 _REPOSITORY = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -63,3 +63,26 @@ class ModelSpec:
     def options(self, base: EngineOptions) -> EngineOptions:
         """Return the engine's options: the server's, except where this model differs."""
         return replace(base, **self.engine)
+
+
+class RecommendedModel(NamedTuple):
+    """A repository on Hugging Face, and the bytes of its weights, as it lists them."""
+
+    repository: str
+    weights: int
+
+
+RECOMMENDED_MODELS: Final = (
+    RecommendedModel("mlx-community/Qwen3.5-4B-MLX-4bit", 3_060_000_000),
+    RecommendedModel("mlx-community/Qwen3.5-9B-4bit", 5_980_000_000),
+    RecommendedModel("mlx-community/gpt-oss-20b-MXFP4-Q8", 12_100_000_000),
+    RecommendedModel("mlx-community/gemma-4-26b-a4b-it-4bit", 15_370_000_000),
+    RecommendedModel("mlx-community/Qwen3.8-27B-4bit", 16_100_000_000),
+    RecommendedModel("mlx-community/Qwen3.6-35B-A3B-4bit", 20_430_000_000),
+    RecommendedModel("mlx-community/gpt-oss-120b-MXFP4-Q8", 63_410_000_000),
+)
+"""A few that are worth recommending, from small to large.
+
+README's table of what fits which Mac shows the same ones, and so does the plugin's list of predefined models
+(`dify_mlx_provider/packaging/predefined.py`); tests compare them.
+"""

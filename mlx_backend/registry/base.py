@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.service import Service
     from mlx_backend.embedding.embedder import Embedder
     from mlx_backend.models.description import ModelDescription
-    from mlx_backend.models.model_type import ModelType
+    from mlx_backend.models.files import ModelType
 
 
 type ModelState = Literal[

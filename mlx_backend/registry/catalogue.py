@@ -21,22 +21,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlx_backend.models.files import detect_model_type
 from mlx_backend.models.folders import (
     ChangeDetector,
+    adapter_bytes,
     cached_snapshot,
+    folder_bytes,
     holds_model,
     models_below,
     models_in_hugging_face_cache,
+    repository_bytes,
 )
-from mlx_backend.models.model_type import detect_model_type
 from mlx_backend.models.spec import ModelSpec, is_repository
-from mlx_backend.models.weight_sizes import adapter_bytes, folder_bytes, repository_bytes
 from mlx_backend.registry.errors import ConfigurationError, ModelNotAllowed, UnknownModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from mlx_backend.models.model_type import ModelType
+    from mlx_backend.models.files import ModelType
 
 log = logging.getLogger(__name__)
 

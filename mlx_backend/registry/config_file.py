@@ -35,7 +35,7 @@ from mlx_backend.declaration import (
 from mlx_backend.demo import demo_path
 from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.models.engine_options import EngineOptions
-from mlx_backend.models.model_type import TYPES
+from mlx_backend.models.files import TYPES
 from mlx_backend.models.spec import RESERVED_KWARGS, ModelDefaults, ModelSpec, is_repository
 from mlx_backend.registry.toml_tables import TableParser, decode, read_text, table_model, toml_key
 

@@ -20,7 +20,7 @@ from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.errors import EngineError
 from mlx_backend.images.loader import ImageLimits, ImageLoader
 from mlx_backend.models.description import ModelDescription
-from mlx_backend.models.recommended import RECOMMENDED_MODELS
+from mlx_backend.models.spec import RECOMMENDED_MODELS
 from mlx_backend.registry.base import ModelStatus, loaded_status
 from mlx_backend.registry.errors import ModelPinned, UnknownModel, WrongType
 from mlx_backend.registry.model_pool import ModelPool, UnloadResult
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mlx_backend.embedding.worker import Worker
     from mlx_backend.engine.threaded import Engine
     from mlx_backend.models.engine_options import EngineOptions
-    from mlx_backend.models.model_type import ModelType
+    from mlx_backend.models.files import ModelType
     from mlx_backend.models.spec import ModelSpec
     from mlx_backend.registry.base import LoadProgress
     from mlx_backend.registry.catalogue import Catalogue

@@ -18,7 +18,7 @@ from mlx_backend.conversation.parser import ChannelParser, parse_text
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.files import context_length
-from mlx_backend.models.recommended import RECOMMENDED_MODELS
+from mlx_backend.models.spec import RECOMMENDED_MODELS
 
 WEATHER = {
     "type": "function",

@@ -4,7 +4,7 @@ import pytest
 
 from mlx_backend.device.machine import Machine
 from mlx_backend.device.memory import room_for_weights, too_large
-from mlx_backend.models.recommended import RECOMMENDED_MODELS
+from mlx_backend.models.spec import RECOMMENDED_MODELS
 
 GB = 1 << 30
 GPT_OSS = "mlx-community/gpt-oss-20b-MXFP4-Q8"

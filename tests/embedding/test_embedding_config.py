@@ -15,7 +15,7 @@ from mlx_backend.embedding.embedding_config import (
     folder_context_length,
 )
 from mlx_backend.errors import EngineError
-from mlx_backend.models.model_type import detect_model_type
+from mlx_backend.models.files import detect_model_type
 
 if TYPE_CHECKING:
     from pathlib import Path

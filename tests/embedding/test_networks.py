@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import embedding_reference as reference
 import numpy as np
 import pytest
 from embedding_models import (
-    convert_to_pickled,
     quantise_bert,
     write_bert,
     write_gemma,
@@ -34,11 +34,11 @@ from mlx_backend.errors import EngineError, EngineRefused
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable
-    from pathlib import Path
 
     from mlx_backend.embedding.base import NetworkInfo
-    from mlx_backend.models.model_type import ModelType
+    from mlx_backend.models.files import ModelType
 
+ROOT = Path(__file__).resolve().parents[2]
 ALL = 1 << 30
 LENGTHS = (1, 2, 7, 30, 60)
 
@@ -302,20 +302,21 @@ def test_what_cannot_be_run_correctly_is_an_error(
         LoadedNetwork(folder, rerank=rerank)
 
 
-def test_pytorchs_own_files_are_loaded_if_there_are_no_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt"])
+def test_pytorchs_own_files_are_refused_with_the_command_that_converts_them(
+    tmp_path: Path, file: str
+) -> None:
     """bge-m3 was published like this."""
-    plain = LoadedNetwork(write_roberta(tmp_path / "plain"))
-    pickled = LoadedNetwork(convert_to_pickled(write_roberta(tmp_path / "pickled")))
-    assert pickled.run(texts(9, 30)) == plain.run(texts(9, 30))
-
-
-def test_a_file_that_holds_no_weights_is_an_error(tmp_path: Path) -> None:
-    folder = write_bert(tmp_path / "broken")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(EngineError, match=r"pytorch_model\.bin is not a file of tensors"):
+    folder = write_roberta(tmp_path / "encoder")
+    (folder / "model.safetensors").rename(folder / file)
+    with pytest.raises(EngineError, match=r"is not run here.* python -c .*save_file\(") as caught:
         LoadedNetwork(folder)
-    causal = convert_to_pickled(write_qwen_embedding(tmp_path / "causal"))
-    with pytest.raises(EngineError, match="has weights in PyTorch's format only"):
+    command = str(caught.value).rpartition('python -c "')[2].removesuffix('"')
+    compile(command, "command", "exec")
+    assert command in (ROOT / "docs" / "embeddings.md").read_text(encoding="utf-8")
+    causal = write_qwen_embedding(tmp_path / "causal")
+    (causal / "model.safetensors").rename(causal / file)
+    with pytest.raises(EngineError, match="format only: choose the model's MLX version"):
         LoadedNetwork(causal)
 
 

@@ -14,7 +14,7 @@ import pytest
 from hub_server import Fault, HubServer, hub
 
 from mlx_backend.errors import EngineError, EngineStopped
-from mlx_backend.models import resumable
+from mlx_backend.models import download as download_module
 from mlx_backend.models.download import download, downloaded
 from mlx_backend.models.loading import find_folder
 
@@ -46,7 +46,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServe
         template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants + "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr("mlx_backend.models.download.REPORTED_BYTES", 10_000)
-        monkeypatch.setattr(resumable, "pause", lambda _seconds: None)
+        monkeypatch.setattr(download_module, "pause", lambda _seconds: None)
         yield server
 
 
@@ -310,7 +310,7 @@ def test_a_cache_that_cannot_be_written_is_named(server: HubServer, tmp_path: Pa
 def test_two_programs_that_want_the_same_file_fetch_it_once(
     server: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resumable, "LOCK_SECONDS", 0.01)
+    monkeypatch.setattr(download_module, "LOCK_SECONDS", 0.01)
     begun, gate = threading.Event(), threading.Event()
 
     def pause(name: str, sent: int) -> None:
@@ -417,21 +417,19 @@ def test_the_address_of_a_repository_is_answered_with_its_name(address: str) -> 
         find_folder(address, allow_download=True)
 
 
-def test_an_encoder_gets_pytorchs_weights_if_there_are_no_others(server: HubServer) -> None:
+def test_of_an_encoder_pytorchs_own_files_are_left_where_they_are(server: HubServer) -> None:
     encoder: dict[str, bytes | int | None] = {
         "config.json": b'{"model_type": "bert"}',
         "1_Pooling/config.json": b"{}",
         "2_Dense/model.safetensors": bytes(10),
+        "2_Dense/pytorch_model.bin": bytes(10),
         "pytorch_model.bin": WEIGHTS,
+        "model.safetensors": WEIGHTS[:2000],
     }
     server.repositories = {NAME: encoder}
     folder = download(NAME, Reports())
-    assert {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()} == set(encoder)
-    with_both = encoder | {"model.safetensors": WEIGHTS[:2000]}
-    server.repositories = {"maker/both": with_both}
-    folder = download("maker/both", Reports())
     assert {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()} == {
-        *with_both.keys() - {"pytorch_model.bin"}
+        name for name in encoder if not name.endswith(".bin")
     }
 
 

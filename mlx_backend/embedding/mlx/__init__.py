@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mlx_backend.device import Device
-    from mlx_backend.models.model_type import ModelType
+    from mlx_backend.models.files import ModelType
 
 
 def load_worker(

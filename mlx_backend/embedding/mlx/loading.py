@@ -17,12 +17,10 @@ from mlx_backend.embedding.embedding_config import context_length, embedding_con
 from mlx_backend.embedding.mlx.bert import ACTIVATIONS, Bert
 from mlx_backend.embedding.mlx.causal import Bidirectional, Causal, load_causal
 from mlx_backend.embedding.mlx.modernbert import ModernBert
-from mlx_backend.embedding.mlx.pickled import load_tensors
 from mlx_backend.errors import EngineError
-from mlx_backend.models.contents import check_weights, read_config
-from mlx_backend.models.files import read_json_or_empty
+from mlx_backend.models.files import ENCODERS, read_json_or_empty
+from mlx_backend.models.folders import WEIGHTS, check_weights, read_config
 from mlx_backend.models.loading import explain_load_errors, find_folder
-from mlx_backend.models.model_type import ENCODERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -188,14 +186,11 @@ def _quantise(network: nn.Module, config: Mapping[str, Any], weights: Mapping[st
 
 
 def _read_weights(folder: Path) -> dict[str, mx.array]:
-    """Return the weights in a folder by name; from PyTorch's own files if there are no others."""
+    """Return the weights in a folder by name."""
     weights: dict[str, mx.array] = {}
-    for file in sorted(folder.glob("model*.safetensors")):
+    for file in sorted(folder.glob(WEIGHTS)):
         loaded: Any = mx.load(str(file))
         weights |= loaded
-    if not weights:
-        for file in sorted(folder.glob("pytorch_model*.bin")):
-            weights |= load_tensors(file)
     return weights
 
 

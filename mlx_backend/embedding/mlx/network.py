@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mlx_backend.embedding.embedding_config import EmbeddingOptions, Pooling
     from mlx_backend.embedding.mlx.loading import EmbeddingModel
     from mlx_backend.layers.many_rows import ManyRows
-    from mlx_backend.models.model_type import ModelType
+    from mlx_backend.models.files import ModelType
 
 RUNS_PER_CACHE_CLEAR = 64
 WARM_UP_TOKENS = 8

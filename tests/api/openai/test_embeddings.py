@@ -23,7 +23,7 @@ from mlx_backend.embedding.text_encoder import TextEncoder
 from mlx_backend.embedding.worker import Worker
 from mlx_backend.engine.threaded import Engine
 from mlx_backend.models.engine_options import EngineOptions
-from mlx_backend.models.model_type import ModelType
+from mlx_backend.models.files import ModelType
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry import config_file
 from mlx_backend.registry.catalogue import Catalogue

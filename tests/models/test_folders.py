@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hub_server import hub
 
-from mlx_backend.models.weight_sizes import adapter_bytes, folder_bytes, repository_bytes
+from mlx_backend.models.folders import adapter_bytes, folder_bytes, repository_bytes
 
 FILES: dict[str, int | None] = {
     "config.json": 900,
@@ -29,11 +29,6 @@ def test_a_repository_is_as_large_as_the_files_that_would_be_loaded() -> None:
         assert server.requests_for("maker/large") == ["GET /api/models/maker/large"], (
             "one request, and no file"
         )
-
-
-def test_pytorchs_own_files_count_where_there_are_no_others() -> None:
-    with hub({"maker/encoder": {"config.json": 1, "pytorch_model.bin": 500}}) as server:
-        assert repository_bytes("maker/encoder", server.url) == 500
 
 
 def test_what_the_listing_does_not_say_is_unknown() -> None:
