@@ -13,7 +13,7 @@ from typing import Annotated
 
 from mlx_backend.api_key_kind import API_KEY, NAMED_KEYS, NamedKeys
 from mlx_backend.conversation.effort import Effort, parse_effort
-from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
+from mlx_backend.conversation.message_parts import REASONING_CONTENT
 from mlx_backend.declaration import (
     Kind,
     Network,

@@ -22,7 +22,7 @@ from dify_plugin.entities.model.message import (
     VideoPromptMessageContent,
 )
 
-from mlx_backend.conversation.image_parts import UNSEEN
+from mlx_backend.conversation.message_parts import UNSEEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

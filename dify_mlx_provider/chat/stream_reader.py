@@ -15,8 +15,8 @@ from dify_mlx_provider.chat.leaked_markup import LeakedMarkupParser
 from dify_mlx_provider.chat.tool_calls import ServerToolCall, ToolCallAssembler
 from dify_mlx_provider.upstream.errors import Unavailable
 from dify_mlx_provider.upstream.sse import SurrogateJoiner
-from mlx_backend.conversation import reasoning_fields
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta
+from mlx_backend.conversation.message_parts import DELTA_FIELDS, PART_TYPES
 
 if TYPE_CHECKING:
     from dify_mlx_provider.chat.think_block import ThinkBlockWriter
@@ -137,14 +137,14 @@ def _merge_runs(events: list[Event]) -> list[Event]:
 
 def _delta_texts(delta: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
     """Yield (is reasoning, text) for each text of a delta."""
-    for name in reasoning_fields.DELTA_FIELDS:
+    for name in DELTA_FIELDS:
         if text := _text(delta.get(name)):
             yield True, text
             break
     content = delta.get("content")
     if isinstance(content, list):
         for part in content:
-            reasoning = isinstance(part, Mapping) and part.get("type") in reasoning_fields.PART_TYPES
+            reasoning = isinstance(part, Mapping) and part.get("type") in PART_TYPES
             yield reasoning, _text(part)
     else:
         yield False, _text(content)

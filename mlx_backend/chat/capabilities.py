@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.chat.model_settings import ModelSettings
     from mlx_backend.conversation.dialects import Dialect
-    from mlx_backend.conversation.effort_scale import EffortScale
+    from mlx_backend.conversation.effort import EffortScale
     from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)

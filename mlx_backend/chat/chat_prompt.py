@@ -27,7 +27,7 @@ from mlx_backend.conversation.dialects.tool_prompts import json_tool_prompt
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.effort_sources import DEFAULT, resolve
 from mlx_backend.conversation.history import sanitise
-from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
+from mlx_backend.conversation.message_parts import REASONING_CONTENT
 from mlx_backend.conversation.template import for_template, tools_for_template
 from mlx_backend.conversation.tool_names import ToolNames
 from mlx_backend.engine.base import PromptStart

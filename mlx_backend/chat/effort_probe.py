@@ -30,8 +30,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from mlx_backend.common_prefix import common_prefix_length
-from mlx_backend.conversation.effort import EFFORT_OF, Effort, fold
-from mlx_backend.conversation.effort_scale import DIAL, EffortScale, Level
+from mlx_backend.conversation.effort import DIAL, EFFORT_OF, Effort, EffortScale, Level, fold
 from mlx_backend.models.templates import TemplateContents, TemplateFault, TemplateOverrun, TemplateProbe
 
 if TYPE_CHECKING:

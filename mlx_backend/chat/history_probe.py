@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from mlx_backend.conversation.message_layout import CallIds
-from mlx_backend.conversation.reasoning_fields import TEMPLATE_KEYS
+from mlx_backend.conversation.message_parts import TEMPLATE_KEYS
 from mlx_backend.conversation.template import TemplateTraits
 from mlx_backend.models.templates import TemplateFault, TemplateOverrun, TemplateProbe
 

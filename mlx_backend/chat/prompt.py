@@ -30,7 +30,7 @@ from sys import getsizeof
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlx_backend.byte_cache import ByteCache
-from mlx_backend.conversation.image_parts import has_images, is_image
+from mlx_backend.conversation.message_parts import has_images, is_image
 from mlx_backend.engine.images import PromptImage
 from mlx_backend.errors import EngineError, RequestError
 

@@ -28,8 +28,8 @@ from mlx_backend.conversation.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from mlx_backend.conversation.message_parts import REASONING_CONTENT
 from mlx_backend.conversation.parser import fold
-from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.engine.base import Finished, Progress, TokenDelta
 from mlx_backend.errors import ReplySuperseded
 

@@ -14,8 +14,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.chat.prompt import ImagePlaces, image_numbers
-from mlx_backend.conversation.image_parts import UNSEEN, has_images, is_image
-from mlx_backend.conversation.result_media import tool_of_result
+from mlx_backend.conversation.message_parts import UNSEEN, has_images, is_image, tool_of_result
 from mlx_backend.engine.images import ImageSupport
 from mlx_backend.errors import EngineRefused, RequestError
 from mlx_backend.preparation import current

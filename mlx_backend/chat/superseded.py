@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.history import sanitise
-from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
+from mlx_backend.conversation.message_parts import REASONING_CONTENT
 from mlx_backend.conversation.running_replies import History, RunningReplies
 
 if TYPE_CHECKING:

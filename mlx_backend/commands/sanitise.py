@@ -21,8 +21,7 @@ from mlx_backend.commands.json_lines import InputError, answer_input, chat_reque
 from mlx_backend.conversation.background_requests import find_background_prompt
 from mlx_backend.conversation.dialects import detect
 from mlx_backend.conversation.dialects.harmony import HARMONY
-from mlx_backend.conversation.effort import EffortError
-from mlx_backend.conversation.effort_scale import GPT_OSS_SCALE
+from mlx_backend.conversation.effort import GPT_OSS_SCALE, EffortError
 from mlx_backend.conversation.effort_sources import resolve
 from mlx_backend.conversation.history import HistoryError, sanitise
 from mlx_backend.conversation.template import GPT_OSS_TRAITS, TemplateTraits, accepted, for_template
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     import argparse
 
     from mlx_backend.conversation.dialects import Dialect
-    from mlx_backend.conversation.effort_scale import EffortScale
+    from mlx_backend.conversation.effort import EffortScale
 
 
 def add_parser(subparsers: Any) -> None:

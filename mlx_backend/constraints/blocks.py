@@ -5,7 +5,7 @@
     <|START_THINKING|>FREE<|END_THINKING|><|START_RESPONSE|>ANSWER<|END_RESPONSE|><|END_OF_TURN_TOKEN|>
 
 Markers around an answer may be left out, as its reader takes both. A plain model's reply has no blocks: it is
-constrained from its first token. How calls are written is `call_grammar`'s. Where a marker is a control token, it is
+constrained from its first token. How calls are written is `calls`'s. Where a marker is a control token, it is
 looked for; where it is not, its spelling is looked for in what the model writes. Two things are only done with a token:
 markers around answers are known, and a call that the model is free not to make is constrained.
 """
@@ -15,10 +15,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mlx_backend.constraints.call_grammar import CallGrammar, can_enforce
-from mlx_backend.constraints.closers import ReasoningCloser
+from mlx_backend.constraints.calls import CallGrammar, can_enforce
 from mlx_backend.constraints.errors import GrammarError
-from mlx_backend.constraints.mask import all_but
+from mlx_backend.constraints.mask import ReasoningCloser, all_but
 from mlx_backend.constraints.states import ClosingText, EndOfReply, FixedTokens, FreeText, MatchedText
 from mlx_backend.constraints.vocabulary import MAX_LINE_BREAKS, without_suffix
 from mlx_backend.conversation.dialects.base import END_MARKERS
@@ -29,10 +28,9 @@ if TYPE_CHECKING:
 
     from llguidance import LLMatcher
 
-    from mlx_backend.constraints.compiler import Matchers, Rule
+    from mlx_backend.constraints.compiler import Matchers, ReplyRules, Rule
     from mlx_backend.constraints.json_schema import Schema
     from mlx_backend.constraints.mask import Mask
-    from mlx_backend.constraints.plan import ReplyPlan
     from mlx_backend.constraints.states import State, Transition
     from mlx_backend.constraints.vocabulary import Vocabulary
     from mlx_backend.conversation.dialects import Dialect
@@ -96,7 +94,7 @@ class BlockGrammar:
         )
         raise GrammarError(f"Calls cannot be forced with this model: {reason}.")
 
-    def first_state(self, plan: ReplyPlan, opens_in: Channel | None, begun: str) -> State:
+    def first_state(self, plan: ReplyRules, opens_in: Channel | None, begun: str) -> State:
         """Return the state at the beginning of a reply, or in what the prompt has opened."""
         reply = _Reply(self, plan)
         match opens_in:
@@ -111,7 +109,7 @@ class BlockGrammar:
 class _Reply:
     """The states of one reply. What takes time is done at its beginning, not in the middle of decoding."""
 
-    def __init__(self, grammar: BlockGrammar, plan: ReplyPlan) -> None:
+    def __init__(self, grammar: BlockGrammar, plan: ReplyRules) -> None:
         self._grammar = grammar
         self._vocabulary = grammar.vocabulary
         self._plan = plan

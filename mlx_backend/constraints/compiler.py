@@ -26,7 +26,7 @@ from mlx_backend.constraints.sandbox import Verdict, limits, validate, validate_
 from mlx_backend.preparation import current
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from llguidance import LLMatcher
 
@@ -152,3 +152,17 @@ class Matchers:
         if matcher.is_error():
             raise GrammarError(f"The grammar cannot be used: {describe_error(matcher.get_error())}.")
         return matcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyRules:
+    """Which parts a reply may have, and the rule of each."""
+
+    allows_answer: bool = True
+    """Whether it may be an answer at all; False where a call is required."""
+    answer: Rule | None = None
+    """The rule of the answer; None leaves it free."""
+    calls: Mapping[str, Rule] = field(default_factory=dict)
+    """The tools that may be called, by name, and the rule of each one's calls (`ReplyGrammar.call_rule`)."""
+    parallel: bool = True
+    """Whether one call may follow another, in dialects that do that."""

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.constraints.compiler import Matchers, Rule
+from mlx_backend.constraints.compiler import Matchers, ReplyRules, Rule
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.machines import machine_of
-from mlx_backend.constraints.plan import ReplyPlan
 from mlx_backend.constraints.states import GrammarConstraint
 from mlx_backend.constraints.vocabulary import MAX_TOKENS, Vocabulary
 from mlx_backend.conversation.json_values import excerpt
@@ -40,7 +39,7 @@ class Spec:
     """
 
     _grammars: Grammars
-    plan: ReplyPlan
+    plan: ReplyRules
     ignored: tuple[str, ...] = ()
 
     def __or__(self, other: Spec) -> Spec:
@@ -125,16 +124,16 @@ class Grammars:
             calls[function_name] = rule
             ignored += notes
         must_call = required or name is not None
-        plan = ReplyPlan(allows_answer=not must_call, calls=calls, parallel=parallel)
+        plan = ReplyRules(allows_answer=not must_call, calls=calls, parallel=parallel)
         return Spec(self, plan, tuple(ignored))
 
-    def start(self, plan: ReplyPlan, opens_in: Channel | None, begun: str) -> Constraint:
+    def start(self, plan: ReplyRules, opens_in: Channel | None, begun: str) -> Constraint:
         """Start constraining a reply (see `Spec.start`)."""
         self._vocabulary.build()
         return GrammarConstraint(self._grammar.first_state(plan, opens_in, begun))
 
     def _answer(self, rule: Rule) -> Spec:
-        return Spec(self, ReplyPlan(answer=rule), tuple(f"The schema: {note}" for note in rule.ignored))
+        return Spec(self, ReplyRules(answer=rule), tuple(f"The schema: {note}" for note in rule.ignored))
 
     def _call_rule(self, at: int, what: str, function: Mapping[str, Any]) -> tuple[Rule, list[str]]:
         """Return the rule of a tool's calls, and what of its parameters is ignored."""

@@ -14,9 +14,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mlx_backend.constraints.closers import ReasoningCloser
 from mlx_backend.constraints.errors import GrammarError
-from mlx_backend.constraints.mask import only
+from mlx_backend.constraints.mask import ReasoningCloser, only
 from mlx_backend.constraints.states import EndOfReply, FixedTokens, FreeText, MatchedText
 from mlx_backend.conversation.dialects.harmony import (
     CALL,
@@ -35,10 +34,9 @@ if TYPE_CHECKING:
 
     from llguidance import LLMatcher
 
-    from mlx_backend.constraints.compiler import Matchers, Rule
+    from mlx_backend.constraints.compiler import Matchers, ReplyRules, Rule
     from mlx_backend.constraints.json_schema import Schema
     from mlx_backend.constraints.mask import Mask
-    from mlx_backend.constraints.plan import ReplyPlan
     from mlx_backend.constraints.states import State, Transition
     from mlx_backend.constraints.vocabulary import Vocabulary
     from mlx_backend.conversation.parser import ChannelParser
@@ -71,7 +69,7 @@ class HarmonyGrammar:
         """Return the rule of a call's arguments: its header is not part of it."""
         return self._matchers.rules.schema(parameters, strict=strict, what=what)
 
-    def first_state(self, plan: ReplyPlan, opens_in: Channel | None, begun: str) -> State:
+    def first_state(self, plan: ReplyRules, opens_in: Channel | None, begun: str) -> State:
         """Return the state behind `<|start|>assistant`, or in the body of a message that the prompt has opened."""
         reply = _Reply(self._vocabulary, self._matchers, plan)
         match opens_in:
@@ -86,7 +84,7 @@ class HarmonyGrammar:
 class _Reply:
     """The states of one reply. What takes time is done at its beginning, not in the middle of decoding."""
 
-    def __init__(self, vocabulary: Vocabulary, matchers: Matchers, plan: ReplyPlan) -> None:
+    def __init__(self, vocabulary: Vocabulary, matchers: Matchers, plan: ReplyRules) -> None:
         self._vocabulary = vocabulary
         self._plan = plan
         self._message_start = vocabulary.encode(f"{START}assistant")

@@ -1,7 +1,7 @@
 """Which state machine constrains which dialect.
 
 A family of blocks needs no machine of its own: `block_machine` constrains its answers and its reasoning, and its
-calls if `call_grammar` knows their syntax. For any other, write its machine and add it here. A dialect that is not here
+calls if `calls` knows their syntax. For any other, write its machine and add it here. A dialect that is not here
 is never constrained: its models offer no structured output, and a reasoning budget does nothing.
 """
 
@@ -12,17 +12,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from mlx_backend.constraints import blocks, harmony
-from mlx_backend.constraints.call_grammar import can_enforce
+from mlx_backend.constraints.calls import can_enforce
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.dialects.harmony import HARMONY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Set
 
-    from mlx_backend.constraints.closers import ReasoningCloser
-    from mlx_backend.constraints.compiler import Matchers, Rule
+    from mlx_backend.constraints.compiler import Matchers, ReplyRules, Rule
     from mlx_backend.constraints.json_schema import Schema
-    from mlx_backend.constraints.plan import ReplyPlan
+    from mlx_backend.constraints.mask import ReasoningCloser
     from mlx_backend.constraints.states import State
     from mlx_backend.constraints.vocabulary import Vocabulary
     from mlx_backend.conversation.dialects import Dialect
@@ -41,7 +40,7 @@ class ReplyGrammar(Protocol):
         """
         ...
 
-    def first_state(self, plan: ReplyPlan, opens_in: Channel | None, begun: str) -> State:
+    def first_state(self, plan: ReplyRules, opens_in: Channel | None, begun: str) -> State:
         """Begin a reply, behind what the prompt has opened and what of the answer stands there already."""
         ...
 

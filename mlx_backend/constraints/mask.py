@@ -1,7 +1,11 @@
-"""Masks over the next token: 32 tokens to a word, the lowest bit first, a set bit for a token that is allowed."""
+"""Masks over the next token, and what a reasoning budget asks of a dialect: closing reasoning, and keeping it closed.
+
+A mask has 32 tokens to a word, the lowest bit first, a set bit for a token that is allowed.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,3 +36,28 @@ def bits_of(mask: Sequence[int]) -> int:
     if isinstance(mask, memoryview):
         return int.from_bytes(mask.cast("B"), "little")
     return sum(word << 32 * at for at, word in enumerate(mask))
+
+
+class ReasoningCloser(ABC):
+    """Follows one reply. Every token of it goes through `advance`."""
+
+    opening: Sequence[int] = ()
+    """Tokens that begin an answer at the beginning of a turn."""
+    cost: int
+    """Tokens of the longest closing."""
+    header = 0
+    """Tokens with which reasoning is begun."""
+    can_reopen = True
+    """Whether there may be reasoning again after the beginning of an answer."""
+
+    @abstractmethod
+    def closing(self) -> Sequence[int]:
+        """Return the tokens that close the open reasoning."""
+
+    @abstractmethod
+    def advance(self, token: int | None, *, exhausted: bool) -> None:
+        """Take a token (None: the reply begins); `exhausted`: no more reasoning may follow."""
+
+    @abstractmethod
+    def allowed_mask(self) -> Mask | None:
+        """Return the mask of what may come instead of reasoning, where it might begin; None: anything."""

@@ -31,8 +31,7 @@ from mlx_backend.engine.base import UNBOUNDED_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from mlx_backend.constraints.closers import ReasoningCloser
-    from mlx_backend.constraints.mask import Mask
+    from mlx_backend.constraints.mask import Mask, ReasoningCloser
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.events import Channel
     from mlx_backend.conversation.tools import ToolDefinition

@@ -11,7 +11,7 @@ loads nothing; the modules are:
     quoting              whether markup in a text is used or only talked about
     history              sanitise: repair what clients send back
     echo                 parse an assistant's text as clients echo it
-    reasoning_fields     the names under which reasoning is sent
+    message_parts        the fields and parts of messages that mean more than text
     template             what a chat template can render
     effort               how much the model should reason, in any spelling
     background_requests  titles, tags and the like, known by the words of clients' own prompts

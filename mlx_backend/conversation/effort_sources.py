@@ -19,8 +19,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.effort import EFFORT_OF, Effort, fold, from_budget, parse_effort
-from mlx_backend.conversation.effort_scale import NO_SCALE, EffortScale, Level
+from mlx_backend.conversation.effort import (
+    EFFORT_OF,
+    NO_SCALE,
+    Effort,
+    EffortScale,
+    Level,
+    fold,
+    from_budget,
+    parse_effort,
+)
 
 if TYPE_CHECKING:
     from mlx_backend.conversation.background_requests import BackgroundPrompt

@@ -11,7 +11,7 @@ from functools import reduce
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.image_parts import joined
+from mlx_backend.conversation.message_parts import joined
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -24,7 +24,7 @@ from mlx_backend.conversation.message_layout import (
     system_into_user,
     with_ids,
 )
-from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT, TEMPLATE_KEYS
+from mlx_backend.conversation.message_parts import REASONING_CONTENT, TEMPLATE_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

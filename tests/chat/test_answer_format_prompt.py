@@ -10,7 +10,7 @@ from scripted_engine import ScriptedEngine
 
 from mlx_backend.chat.request import AnswerFormat, ChatRequest
 from mlx_backend.chat.service import Service
-from mlx_backend.conversation.dialects.harmony.response_format import response_format
+from mlx_backend.conversation.dialects.harmony import response_format
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.threaded import Engine

@@ -13,8 +13,7 @@ from scripted_engine import ScriptedEngine
 from mlx_backend.chat.effort_probe import probe_effort
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.service import Service
-from mlx_backend.conversation.effort import Effort
-from mlx_backend.conversation.effort_scale import DIAL, GPT_OSS_SCALE, EffortScale
+from mlx_backend.conversation.effort import DIAL, GPT_OSS_SCALE, Effort, EffortScale
 from mlx_backend.conversation.template import TemplateTraits
 from mlx_backend.models import templates
 from mlx_backend.models.templates import TemplateFault

@@ -16,7 +16,7 @@ from mlx_backend.chat.limits import ReplyLimits
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.request_images import SeenImages
 from mlx_backend.chat.response_template import recognise
-from mlx_backend.conversation.effort_scale import EffortScale
+from mlx_backend.conversation.effort import EffortScale
 from mlx_backend.engine.images import ImageMarkup, PreparedImage
 from mlx_backend.errors import RequestError
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlx_backend.conversation.effort import Effort
-from mlx_backend.conversation.effort_scale import DIAL, GPT_OSS_SCALE, NO_SCALE, EffortScale, Level
+from mlx_backend.conversation.effort import DIAL, GPT_OSS_SCALE, NO_SCALE, Effort, EffortScale, Level
 from mlx_backend.conversation.effort_sources import resolve
 
 QUESTION = {"role": "user", "content": "?"}

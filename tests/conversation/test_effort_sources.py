@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from mlx_backend.conversation.background_requests import BackgroundPrompt
-from mlx_backend.conversation.effort import Effort, EffortError
-from mlx_backend.conversation.effort_scale import EffortScale, Level
+from mlx_backend.conversation.effort import Effort, EffortError, EffortScale, Level
 from mlx_backend.conversation.effort_sources import resolve, take_lines
 
 QUESTION = {"role": "user", "content": "q"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mlx_backend.conversation.dialects.base import END_MARKERS, Continuation, Dialect, Piece, Reader
 from mlx_backend.conversation.dialects.block_format import BlockFormat, CallSection
 from mlx_backend.conversation.dialects.block_reader import BlockReader
-from mlx_backend.conversation.dialects.json_calls import JSON_CALLS
+from mlx_backend.conversation.dialects.calls.json_object import JSON_CALLS
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from mlx_backend.conversation.dialects.base import Dialect, HistoryPolicy, RawMa
 from mlx_backend.conversation.dialects.block_format import BlockFormat, CallSection
 from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
-from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
-from mlx_backend.conversation.dialects.json_calls import JSON_CALLS
+from mlx_backend.conversation.dialects.calls.json_object import JSON_CALLS, JsonObjects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Set

@@ -6,7 +6,7 @@ import re
 
 from mlx_backend.conversation.dialects.block_format import BlockFormat, CallBlock, CallSection
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
-from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
+from mlx_backend.conversation.dialects.calls.json_object import JSON_CALLS, JsonObjects
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
 from mlx_backend.conversation.dialects.families.shared import (
     ALL_WITH_TOOLS,
@@ -17,7 +17,6 @@ from mlx_backend.conversation.dialects.families.shared import (
     leaked_calls,
     tool_call,
 )
-from mlx_backend.conversation.dialects.json_calls import JSON_CALLS
 
 _XML = XmlCalls()
 # Models leave out <tool_call>.

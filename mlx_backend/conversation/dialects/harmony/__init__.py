@@ -1,17 +1,17 @@
 """Harmony, the format of gpt-oss: messages on channels, with or without a recipient.
 
-    markers   the control tokens
-    header    what a header says, however badly it is written
+    header    what a header says, however badly it is written; the control tokens
     reader    a turn of output, read message by message
-    response_format  the schema of an answer, as the model is told it
 
-Here stands what is written rather than read (the beginning of an answer, a call), and the dialect that joins it all.
+Here stands what is written rather than read (the beginning of an answer, a call, an answer's schema as the model is
+told it), and the dialect that joins it all.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.dialects.base import (
     Continuation,
@@ -21,8 +21,7 @@ from mlx_backend.conversation.dialects.base import (
     Piece,
     RawMarkup,
 )
-from mlx_backend.conversation.dialects.harmony.header import parse_header
-from mlx_backend.conversation.dialects.harmony.markers import (
+from mlx_backend.conversation.dialects.harmony.header import (
     CALL,
     CHANNEL,
     CONSTRAIN,
@@ -32,13 +31,26 @@ from mlx_backend.conversation.dialects.harmony.markers import (
     MESSAGE,
     RETURN,
     START,
+    parse_header,
 )
 from mlx_backend.conversation.dialects.harmony.reader import HarmonyReader
-from mlx_backend.conversation.dialects.harmony.response_format import response_format
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Mapping, Set
+
+_NOT_IN_NAMES = re.compile(r"[^\w-]+")
+_MAX_NAME = 64  # characters; OpenAI's limit for the names of schemas
+_DEFAULT_NAME = "response"
+
+
+def response_format(name: str, description: str, schema: Mapping[str, Any]) -> str:
+    """Write the section for one schema. `name` and `description` may be empty."""
+    heading = _NOT_IN_NAMES.sub("_", name.strip())[:_MAX_NAME] or _DEFAULT_NAME
+    comment = "".join(f"// {line.strip()}\n" for line in description.splitlines() if line.strip())
+    body = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return f"# Response Formats\n\n## {heading}\n\n{comment}{body}"
+
 
 __all__ = [
     "CALL",

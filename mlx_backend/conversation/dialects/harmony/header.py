@@ -23,7 +23,24 @@ from mlx_backend.conversation.events import Channel
 from mlx_backend.conversation.tools import ToolSet, strip_glued
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+END, CALL, RETURN, END_OF_TEXT = "<|end|>", "<|call|>", "<|return|>", "<|endoftext|>"
+
+HARMONY_TOKENS: Mapping[int, str] = {
+    199998: "<|startoftext|>",
+    199999: END_OF_TEXT,
+    200002: RETURN,
+    200003: CONSTRAIN,
+    200005: CHANNEL,
+    200006: START,
+    200007: END,
+    200008: MESSAGE,
+    200012: CALL,
+}
+"""The control tokens of o200k_harmony, the vocabulary of gpt-oss."""
+
 
 _MARKER = re.compile(r"<\|(start|channel|constrain)\|>")
 _ROLE = re.compile(r"\s*(?:assistant\s*)*")

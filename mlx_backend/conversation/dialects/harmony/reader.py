@@ -40,6 +40,13 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.base import Reader
 from mlx_backend.conversation.dialects.harmony.header import (
+    CALL,
+    CHANNEL,
+    END,
+    HARMONY_TOKENS,
+    MESSAGE,
+    RETURN,
+    START,
     Beginning,
     Header,
     classify_beginning,
@@ -48,15 +55,6 @@ from mlx_backend.conversation.dialects.harmony.header import (
     paragraph_break,
     parse_header,
     split_stripped,
-)
-from mlx_backend.conversation.dialects.harmony.markers import (
-    CALL,
-    CHANNEL,
-    END,
-    HARMONY_TOKENS,
-    MESSAGE,
-    RETURN,
-    START,
 )
 from mlx_backend.conversation.events import Channel, ContentDelta, ReasoningDelta
 from mlx_backend.conversation.scanner import MarkerSet

@@ -1,7 +1,8 @@
-"""Finds media in tool results that no model is shown. They are refused, with the tool's name in the error.
+"""The fields and parts of messages that mean more than text: reasoning, images, and media that no model is shown.
 
-Images in messages of the role `tool` stay, since some models see. Other media, and images among the parts of
-another message, would be megabytes of base64 in the prompt. Knows nothing else of messages.
+The names under which servers and clients send reasoning stand in the order of preference: the first that holds text
+counts. An image part's form is the caller's: clients send `image_url` and `input_image`; inside the server it is
+{"type": "image"} with the image's number. Knows nothing of what an image is.
 """
 
 from __future__ import annotations
@@ -10,7 +11,56 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlx_backend.conversation.image_parts import is_image
+REASONING_CONTENT = "reasoning_content"
+"""The canonical name: histories are brought to it, and replies use it unless a setting says otherwise."""
+
+MESSAGE_FIELDS = (REASONING_CONTENT, "reasoning", "thinking")
+"""Fields of a message whose value is reasoning, as a text or something that holds one."""
+
+DELTA_FIELDS = (*MESSAGE_FIELDS, "reasoning_text", "thinking_blocks", "reasoning_details")
+"""Fields of a streamed delta."""
+
+TEMPLATE_KEYS = ("thinking", REASONING_CONTENT, "reasoning")
+"""Message keys from which chat templates render reasoning (gpt-oss's reads `thinking`)."""
+
+PART_TYPES = ("thinking", "reasoning", "reasoning_text", "reasoning.text", "reasoning.summary")
+"""Types of content parts that are reasoning."""
+
+SEALED_PART_TYPES = ("redacted_thinking", "reasoning.encrypted")
+"""Types of parts whose reasoning only their maker can read."""
+
+
+IMAGE_TYPES = ("image_url", "input_image", "image")
+UNSEEN = "[image]"
+"""What a model reads in place of an image that it is not shown."""
+
+
+def is_image(part: Any) -> bool:
+    """Whether a part of a content is an image."""
+    return isinstance(part, Mapping) and part.get("type") in IMAGE_TYPES
+
+
+def has_images(content: Any) -> bool:
+    """Whether a message's content holds an image."""
+    return isinstance(content, list) and any(map(is_image, content))
+
+
+def joined(first: Any, second: Any) -> Any:
+    """Join two contents with an empty line between their texts: two texts to one, else to a list of parts."""
+    if isinstance(first, str) and isinstance(second, str):
+        return "\n\n".join(filter(None, (first, second)))
+    before, behind = _parts(first), _parts(second)
+    if before and behind and "text" in before[-1] and "text" in behind[0]:
+        text = f"{before[-1]['text']}\n\n{behind[0]['text']}"
+        return [*before[:-1], {"type": "text", "text": text}, *behind[1:]]
+    return [*before, *behind]
+
+
+def _parts(content: Any) -> list[Any]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
+
 
 _MEDIA = re.compile(r"(?:input_)?(image|audio|video|file|document)(?:_url)?\Z")
 

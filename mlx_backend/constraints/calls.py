@@ -1,4 +1,19 @@
-"""How a call of one tool is written, by what its family's codec writes (see `call_grammar`): three ways."""
+"""The grammar of a family's calls, found by having its codec write some.
+
+Theory of operation
+-------------------
+A codec writes a call of a name, and of arguments that are known: what it puts around them is the family's markup, and
+is the same for any other arguments. So a new family needs no grammar of its own, only one of these bodies:
+
+    JsonBody    the arguments are one JSON object: Hermes, Mistral, DeepSeek, Kimi K2, Llama, Cohere, Apertus …
+    TaggedBody  a tag for every parameter; texts stand as they are, other values as JSON: Qwen, GLM, MiniMax, DSML …
+    NotedBody   a notation of its own for every value (`call_values.Notation`): Gemma, Python
+    ElementBody an element for every value, in each other: MiniMax M3
+
+Control tokens stand in the grammar as tokens, and where a model has none for a marker, its spelling. Line breaks that a
+family writes between the parts of a call may be left out, and parameters come in the order of their schema. Whatever
+the grammar allows, the family's reader reads back (`tests/constraints/test_call_grammars.py`).
+"""
 
 from __future__ import annotations
 
@@ -19,17 +34,29 @@ from mlx_backend.constraints.call_values import (
     properties_of,
     report_unwritable_name,
 )
+from mlx_backend.constraints.compiler import Rule, joined_rule
 from mlx_backend.constraints.errors import GrammarError
-from mlx_backend.constraints.lark import Lark, Marked, is_mark, literal, pattern, without
+from mlx_backend.constraints.lark import ANY_TEXT, Lark, Marked, is_mark, literal, pattern, without
 from mlx_backend.conversation.argument_values import resolve, types_of
+from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
+from mlx_backend.conversation.dialects.calls.base import SyntaxCodec
+from mlx_backend.conversation.dialects.calls.elements import ITEM, NAMESPACE, RESERVED_NAMES, ElementCalls
+from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls
+from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.named_json import NamedJson
+from mlx_backend.conversation.dialects.calls.pairs import PairCalls
+from mlx_backend.conversation.dialects.calls.pythonic import PythonicCalls, TaggedCalls
+from mlx_backend.conversation.dialects.calls.xml import XmlCalls
+from mlx_backend.conversation.dialects.calls.xtml import XtmlCalls
 from mlx_backend.conversation.tools import ToolSet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mlx_backend.conversation.dialects.calls.base import CallSyntax, SyntaxCodec
-    from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls
+    from mlx_backend.constraints.compiler import Rules
+    from mlx_backend.constraints.vocabulary import Vocabulary
+    from mlx_backend.conversation.dialects.base import CallCodec
+    from mlx_backend.conversation.dialects.calls.base import CallSyntax
 
 _NAME, _KEY, _MORE, _TEXT = "zqname", "zqkey", "zqmore", "zqtext"
 _SAMPLES: Mapping[str, tuple[Any, str]] = {
@@ -43,7 +70,72 @@ _SAMPLES: Mapping[str, tuple[Any, str]] = {
 }
 """A value of each type, and how it is written as JSON."""
 _FREE_KEY = pattern(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
+"""A key that a schema does not name."""
 _IDENTIFIER = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+_ELEMENT_NAME = re.compile(r"[^\s<>/=]{1,256}")
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+class CallGrammar:
+    """The calls of one model.
+
+    `opener` is the control token with which they begin, None if it is none; `spelling` is the marker, "" if they begin
+    without one.
+    """
+
+    def __init__(self, codec: CallCodec, vocabulary: Vocabulary, rules: Rules) -> None:
+        body = _body_of(codec)
+        if body is None or not isinstance(codec, SyntaxCodec):
+            raise _unknown_format()
+        make, self._syntax = body
+        self._rules = rules
+        self._body = make(codec, self._syntax, Marked(vocabulary))
+        begins, _ = self._body.around
+        self.opener = self._body.marked.token((begins or self._body.written({}))[0])
+        first = next(iter(codec.encode("f", {})))
+        self.spelling = first.text if first.marker else ""
+
+    def rule(self, at: int, name: str, parameters: Mapping[str, Any], *, strict: bool, what: str) -> Rule:
+        """Return the rule of the calls of one tool, the `at`-th. Raises GrammarError if it cannot be enforced."""
+        self._check_name(name)
+        lark, report = Lark(f"call_{at}"), Report(what, self._rules, strict=strict)
+        written = self._body.write(lark, name, parameters, report)
+        return Rule(lark.finish(written), tuple(report.notes))
+
+    def join(self, calls: Mapping[str, Rule], *, parallel: bool) -> Rule:
+        """Return the rule of all that a turn calls: one of these, or more."""
+        call = f"({' | '.join(_root(rule) for rule in calls.values())})"
+        if parallel and not isinstance(self._syntax, TaggedCalls):
+            between = '"," " "?' if self._syntax.in_list else '"\\n"?'
+            call = f"{call} ({between} {call})*"
+        begins, ends = self._body.around
+        lines = [f"start: {self._body.lark(begins)} {call} {self._body.lark(ends)}"]
+        return joined_rule("\n".join([*lines, *(rule.lark for rule in calls.values())]))
+
+    def _check_name(self, name: str) -> None:
+        tools = ToolSet([name])
+        said = self._body.said(name) if not isinstance(self._body, JsonBody) else name
+        body = "".join(piece.text for piece in self._syntax.encode(said, {}))
+        if [tools.offered_name(call.name) for call in self._syntax.decode(body, tools)] != [name]:
+            raise GrammarError(f"This model's format of calls cannot write the name {name!r}.")
+
+
+def can_enforce(codec: CallCodec | None) -> bool:
+    """Whether there is a grammar of the calls that a codec writes."""
+    return codec is not None and _body_of(codec) is not None
+
+
+def _body_of(codec: CallCodec) -> tuple[type[CallBody], CallSyntax] | None:
+    syntax = codec.syntax if isinstance(codec, SyntaxCodec) else None
+    syntax = syntax.own if isinstance(syntax, AnySyntax) else syntax
+    for kinds, body in _BODIES.items():
+        if syntax is not None and isinstance(syntax, kinds):
+            return body, syntax
+    return None
+
+
+def _root(rule: Rule) -> str:
+    return rule.lark.rstrip("\n").rpartition("\n")[2].partition(":")[0]
 
 
 class CallBody(ABC):
@@ -85,7 +177,7 @@ class CallBody(ABC):
         """Write a call's beginning, which holds `_NAME`, and what follows."""
         head, found, tail = before.partition(_NAME)
         if not found:
-            raise unknown_format()
+            raise _unknown_format()
         return " ".join(
             filter(None, [self.lark(head), literal(self.said(name)), self.lark(tail), *arguments])
         )
@@ -100,7 +192,7 @@ class JsonBody(CallBody):
         """Find the object."""
         before, found, behind = self.written({_KEY: 1}).rpartition(f'{{"{_KEY}": 1}}')
         if not found:
-            raise unknown_format()
+            raise _unknown_format()
         rule = report.rules.schema(dict(parameters), strict=report.strict, what=report.what)
         report.notes += rule.ignored
         return self.call(before, name, lark.schema(rule.lark), self.lark(behind))
@@ -155,7 +247,7 @@ class TaggedBody(CallBody):
         before, found, after = self.written({_KEY: value}).partition(_KEY)
         between, found_value, behind = after.partition(text)
         if not (found and found_value):
-            raise unknown_format()
+            raise _unknown_format()
         return before, between, behind
 
     def _can_write(self, key: str) -> bool:
@@ -219,9 +311,7 @@ class TaggedBody(CallBody):
 
     def _text(self, lark: Lark, limits: str | None, closing: str) -> str:
         """Write a text up to its closing tag, and that: one terminal, so that the first such tag ends the text."""
-        excluded = [
-            re.escape(marker) for marker in sorted(self.codec.markers) if marker not in self.marked.ids
-        ]
+        excluded = self.spelt_markers()
         if self.syntax.reserved:
             excluded.append(self.syntax.reserved)
         ends_with_token = is_mark(closing[-1])
@@ -252,7 +342,7 @@ class NotedBody(CallBody):
         parameters = resolve(parameters, parameters)
         before, found, behind = self.written({}).rpartition(_NAME + self.brackets)
         if not found:
-            raise unknown_format()
+            raise _unknown_format()
         notation = self.notation(lark, report, parameters)
         items = notation.properties(parameters, "", self.key, self.colon)
         arguments = lark.sequence(items, self.comma)
@@ -294,8 +384,7 @@ class GemmaBody(NotedBody):
                 return f"{quote} {lark.terminal(inner)} {quote}"
             return lark.terminal(f"{quote} ({inner}) {quote}")
 
-        words = {"True": "true", "False": "false", "None": "null"}
-        return Notation(lark, report, root, words=words, text=text, key=self.key, between=('","', '":"'))
+        return Notation(lark, report, root, words=_WORDS, text=text, key=self.key, between=('","', '":"'))
 
     def key(self, name: str) -> str | None:
         """Write a name without quotation marks."""
@@ -354,6 +443,116 @@ def _json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def unknown_format() -> GrammarError:
+def _unknown_format() -> GrammarError:
     """Make the error of a family whose calls cannot be enforced."""
     return GrammarError("Calls cannot be forced with this model: its format of calls cannot be enforced yet.")
+
+
+class ElementBody(CallBody):
+    """An element for each parameter."""
+
+    def write(self, lark: Lark, name: str, parameters: Mapping[str, Any], report: Report) -> str:
+        """Write the elements between the tags of a call."""
+        parameters = resolve(parameters, parameters)
+        head, found, tail = self.written({}).partition(f"{self.marked.text(NAMESPACE)}</")
+        if not found:
+            raise _unknown_format()
+        elements = _Elements(lark, report, parameters, self.marked.text(NAMESPACE), self)
+        # The marker of the next tag is written with what stands before it.
+        inner = elements.members(parameters, "")
+        return self.call(head, name, inner, self.lark(f"</{tail}"))
+
+
+class _Elements(Notation):
+    """How values are written as elements. Each rule ends with the marker of the tag behind the value."""
+
+    def __init__(
+        self, lark: Lark, report: Report, root: Mapping[str, Any], namespace: str, body: ElementBody
+    ) -> None:
+        super().__init__(
+            lark, report, root, words=_WORDS, text=self._marked_text, key=self._name, between=("", "")
+        )
+        self._namespace = body.lark(namespace)
+        self._is_token = is_mark(namespace)
+
+    def members(self, schema: Mapping[str, Any], pointer: str) -> str:
+        """Return the rule of an object's elements, each behind a marker, and of the marker behind the last."""
+        known = {"type", "properties", "required", "additionalProperties"}
+        self._report.unknown(pointer, self.of_type(schema, "object"), known)
+        items = []
+        for name, part, must in properties_of(schema, self._report, pointer):
+            where = f"{pointer}/properties/{name}"
+            if self._name(name) is None:
+                report_unwritable_name(self._report, where, name, is_required=must)
+            else:
+                items.append((self._element(literal(name), self.value(part, where)), must))
+        others = schema.get("additionalProperties")
+        if not items and others is not False and not schema.get("properties"):
+            part = others if isinstance(others, dict) else {"type": "string"}
+            items = [(self._element(self._lark.terminal(_FREE_KEY), self.value(part, pointer)), False)]
+            return self._lark.rule(f"{self._namespace} ({items[0][0]} {self._namespace}){{0,64}}")
+        rule = self._namespace
+        for element, must in items:
+            written = f"{element} {self._namespace}"
+            rule += f" {written}" if must else f" ({written})?"
+        return self._lark.rule(rule)
+
+    def constant(self, value: Any) -> str:
+        """Write one value."""
+        match value:
+            case list():
+                elements = [self._element(literal(ITEM), self.constant(item)) for item in value]
+            case dict():
+                elements = [self._element(literal(key), self.constant(item)) for key, item in value.items()]
+            case str():
+                return self._marked_text(literal(value))
+            case _:
+                return f"{super().constant(value)} {self._namespace}"
+        return " ".join([self._namespace, *(f"{element} {self._namespace}" for element in elements)])
+
+    def _typed(self, kind: str, schema: Mapping[str, Any], pointer: str) -> str:
+        written = super()._typed(kind, schema, pointer)
+        # Texts, lists and objects have written the marker themselves.
+        return written if kind in ("string", "array", "object") else f"{written} {self._namespace}"
+
+    def _array(self, schema: Mapping[str, Any], pointer: str) -> str:
+        self._report.unknown(
+            pointer, self.of_type(schema, "array"), {"type", "items", "minItems", "maxItems"}
+        )
+        item = self._element(literal(ITEM), self.value(schema.get("items", {}), f"{pointer}/items"))
+        low, high = schema.get("minItems", 0), schema.get("maxItems")
+        return self._lark.rule(
+            f"{self._namespace} ({item} {self._namespace}){{{low},{'' if high is None else high}}}"
+        )
+
+    def _object(self, schema: Mapping[str, Any], pointer: str) -> str:
+        return self.members(schema, pointer)
+
+    def _any(self) -> str:
+        return self._marked_text(None)
+
+    def _element(self, name: str, value: str) -> str:
+        """Write an element without the marker before its first tag: its name, what it holds, its name again."""
+        # A name that is free need not be written twice alike: the reader closes the element that is open.
+        return self._lark.rule(f'"<" {name} ">" {value} "</" {name} ">"')
+
+    def _marked_text(self, limits: str | None) -> str:
+        if self._is_token:
+            return f"{self._lark.terminal(f'({limits})' if limits else ANY_TEXT)} {self._namespace}"
+        free = without(re.escape(NAMESPACE))
+        inner = f"({limits}) & {free}" if limits else free
+        return self._lark.terminal(f"({inner}) {literal(NAMESPACE)}")
+
+    @staticmethod
+    def _name(name: str) -> str | None:
+        return literal(name) if _ELEMENT_NAME.fullmatch(name) and name not in RESERVED_NAMES else None
+
+
+_BODIES: Mapping[tuple[type[CallSyntax], ...], type[CallBody]] = {
+    (JsonObjects, NamedJson, TaggedCalls): JsonBody,
+    (XmlCalls, PairCalls, XtmlCalls): TaggedBody,
+    (GemmaCalls,): GemmaBody,
+    (PythonicCalls,): PythonBody,
+    (ElementCalls,): ElementBody,
+}
+"""Which syntaxes are written by which body; calls in another syntax cannot be enforced."""
