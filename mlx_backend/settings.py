@@ -207,24 +207,6 @@ class Settings(ReplySettings):
             default="on",
         ),
     ] = True
-    tls_cert: Annotated[
-        Path | None,
-        Setting(
-            kind=path("FILE", "a file"),
-            help="speak HTTPS with this certificate and its chain, in PEM; read again on SIGHUP",
-            group="network",
-            default="none: HTTP",
-        ),
-    ] = None
-    tls_key: Annotated[
-        Path | None,
-        Setting(
-            kind=path("FILE", "a file"),
-            help="the certificate's private key, in PEM",
-            group="network",
-            default="in the certificate's file",
-        ),
-    ] = None
     trusted_proxies: Annotated[
         tuple[Network, ...],
         Setting(

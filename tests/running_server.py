@@ -17,8 +17,7 @@ from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
 from mlx_backend.registry.registry import image_loader
 from mlx_backend.server.app import App
-from mlx_backend.server.receive_limits import ReceiveLimits
-from mlx_backend.server.wsgi_server import Server
+from mlx_backend.server.wsgi_server import ConnectionLimits, Server
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,15 +25,18 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.threaded import Engine
     from mlx_backend.registry.base import ModelRegistry
-    from mlx_backend.server.tls import TlsContext
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 
 
 @dataclass(frozen=True)
 class RunningServer:
-    url: str
+    server: Server
     app: App
+
+    @property
+    def url(self) -> str:
+        return self.server.url
 
     @property
     def address(self) -> tuple[str, int]:
@@ -97,26 +99,22 @@ def running(engine: Engine, **chosen: Any) -> Iterator[RunningServer]:
 def served(
     models: ModelRegistry,
     settings: Settings,
-    limits: ReceiveLimits | None = None,
-    tls: TlsContext | None = None,
+    limits: ConnectionLimits | None = None,
     *,
     send_buffer: int | None = None,
 ) -> Iterator[RunningServer]:
     """Serve these models inside the block; `send_buffer` is how many bytes the system takes for a slow client."""
-    limits = limits or ReceiveLimits(max_body_bytes=settings.max_received_bytes)
+    limits = limits or ConnectionLimits(max_body_bytes=settings.max_received_bytes)
     app = App(models, settings)
     threads = settings.max_concurrent + settings.max_queue
-    server = Server(
-        settings.host, settings.port, app, requests=threads, limits=limits, shutdown_seconds=5, tls=tls
-    )
-    server.expiration_interval = 0.02  # how often cheroot checks whether to stop
-    server.prepare()
+    server = Server(settings.host, settings.port, app, requests=threads, limits=limits, shutdown_seconds=5)
+    server.check_seconds = 0.02  # so that short limits of tests hold
     if send_buffer is not None:
         server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # connections inherit it
     thread = threading.Thread(target=server.serve)
     thread.start()
     try:
-        yield RunningServer(server.url, app)
+        yield RunningServer(server, app)
     finally:
         server.stop()
         thread.join()

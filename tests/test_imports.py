@@ -43,7 +43,7 @@ ROWS = [
     ),
     ("mlx_backend.commands.serve", ["werkzeug", "pydantic", "mlx", "transformers", "dify_plugin"]),
     ("mlx_backend.chat.service", ["werkzeug", "llguidance", "mlx", "mlx_lm", "transformers", "dify_plugin"]),
-    ("mlx_backend.api.openai.chat", ["werkzeug", "cheroot", "mlx", "dify_plugin"]),
+    ("mlx_backend.api.openai.chat", ["werkzeug", "waitress", "mlx", "dify_plugin"]),
     ("mlx_backend.server.app", ["mlx", "mlx_lm", "transformers", "dify_plugin", "dify_mlx_provider"]),
 ]
 

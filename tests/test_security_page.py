@@ -24,12 +24,11 @@ from mlx_backend.models.templates import (
 )
 from mlx_backend.registry.model_pool import MAX_QUEUED
 from mlx_backend.server.preparations import MAX_LARGE
-from mlx_backend.server.receive_limits import ReceiveLimits
-from mlx_backend.server.response_writer import MIN_BYTES_PER_SECOND, STALL_SECONDS
+from mlx_backend.server.wsgi_server import ConnectionLimits
 from mlx_backend.settings import Settings
 
 PAGE = (Path(__file__).resolve().parents[1] / "SECURITY.md").read_text(encoding="utf-8")
-S, R = Settings(), ReceiveLimits(max_body_bytes=1)
+S, R = Settings(), ConnectionLimits(max_body_bytes=1)
 WORDS = {2: "two", 5 * 60: "5 minutes", 10 * 60: "ten minutes"}
 
 
@@ -84,7 +83,10 @@ def test_every_option_on_the_page_is_one() -> None:
                 f"{R.body_seconds / 60:g} minutes",
             ],
         ),
-        ("a client that reads its answer slowly", [f"{STALL_SECONDS:g} s", f"{MIN_BYTES_PER_SECOND} bytes"]),
+        (
+            "a client that reads its answer slowly",
+            [f"{R.unread_seconds:g} s", f"{R.min_bytes_read_per_second} bytes"],
+        ),
         ("idle connections", [f"{R.idle_seconds:g} s"]),
         ("connections |", [f"{R.max_connections:,}", f"{R.max_connections_of_address:,}"]),
         ("waiting for a model to load", [WORDS[int(S.load_seconds)], f"{MAX_QUEUED} models"]),

@@ -184,6 +184,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             else:
                 more |= {"type": _argument(setting), "metavar": setting.kind.metavar}
                 add(option, action="append" if setting.repeatable else "store", **more)
+    for option in REMOVED:
+        parser.add_argument(option, action=_Removed, help=argparse.SUPPRESS)
+
+
+_TLS_REMOVED = (
+    "the server speaks HTTP alone: put a proxy in front of it that ends TLS (docs/reverse-proxy.md)"
+)
+REMOVED: Mapping[str, str] = {"--tls-cert": _TLS_REMOVED, "--tls-key": _TLS_REMOVED}
+"""Options that there were, and what to do instead. They are refused: who gave one counted on it."""
+
+
+class _Removed(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_values: Any) -> None:
+        parser.error(f"{self.option_strings[0]} is no option any more; {REMOVED[self.option_strings[0]]}.")
+
+
+def check_removed_variables(environment: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigurationError if the variable of an option is set that there is no longer."""
+    environment = os.environ if environment is None else environment
+    for option, instead in REMOVED.items():
+        if environment.get(variable_of(option)):
+            raise ConfigurationError(f"{variable_of(option)} has no effect any more; {instead}.")
 
 
 def _help(setting: Setting, default: Any) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from mlx_backend.commands.load_progress import LoadProgressDisplay
 from mlx_backend.commands.options import (
     add_options,
+    check_removed_variables,
     embedding_and_rerank_models_of,
     engine_options_of,
     misspelt_variables,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from mlx_backend.registry.registry import MultiModelRegistry
     from mlx_backend.server.app import App
     from mlx_backend.server.in_flight import InFlightRequests
-    from mlx_backend.server.tls import TlsContext
     from mlx_backend.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace, progress: LoadProgressDisplay) -> int:
     try:
+        check_removed_variables()
         for variable, nearest in misspelt_variables().items():
             log.warning("The environment variable %s has no effect; did you mean %s?", variable, nearest)
         if (refusal := this_machine().refusal()) is not None:
@@ -110,29 +111,27 @@ def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProg
     from mlx_backend.server.api_keys import check_exposure
     from mlx_backend.server.app import App
     from mlx_backend.server.port_check import port_in_use
-    from mlx_backend.server.receive_limits import ReceiveLimits
-    from mlx_backend.server.tls import tls_of
-    from mlx_backend.server.wsgi_server import Server
+    from mlx_backend.server.wsgi_server import ConnectionLimits, Server
 
     check_exposure(settings)
     keep_little_free_memory()
     models = _models(settings, arguments, on_status=progress)
     app = App(models, settings, memory=models.memory)
     requests = settings.max_concurrent + settings.max_queue
-    tls = tls_of(settings)
-    limits = ReceiveLimits(max_body_bytes=settings.max_received_bytes, trusted_proxies=app.proxies)
+    limits = ConnectionLimits(max_body_bytes=settings.max_received_bytes, trusted_proxies=app.proxies)
     if in_use := port_in_use(settings.host, settings.port):
         return _failed(in_use)
-    server = Server(
-        settings.host, settings.port, app, requests=requests, limits=limits, shutdown_seconds=1, tls=tls
-    )
     try:
-        server.prepare()
+        server = Server(
+            settings.host, settings.port, app, requests=requests, limits=limits, shutdown_seconds=1
+        )
     except OSError as error:
         return _failed(_bind_failure(settings, error))
+    except RuntimeError as error:
+        return _failed(f"The threads of {requests} requests cannot be started: {error}.")
     serving = threading.Thread(target=server.serve, name="http")
     status = 1
-    with StopSignals(on_hangup=_reloads(app, settings, tls)) as signals:
+    with StopSignals(on_hangup=_reloads(app, settings)) as signals:
         try:
             # Requests are accepted from now on: they wait for their model, and /health says how far it is.
             serving.start()
@@ -162,25 +161,21 @@ def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProg
     return status
 
 
-def _reloads(app: App, settings: Settings, tls: TlsContext | None) -> Callable[[], None] | None:
-    """Return what SIGHUP does: read files again, of which a broken one keeps the old state. None if there are none."""
-    files: list[tuple[str, Callable[[], None]]] = []
-    if settings.api_key_file is not None:
-        files.append(("API keys", app.api_keys.reload))
-    if tls is not None:
-        files.append(("certificate and its key", tls.reload))
+def _reloads(app: App, settings: Settings) -> Callable[[], None] | None:
+    """Return what SIGHUP does: read the file of keys again, of which a broken one keeps the old ones. None without."""
+    if settings.api_key_file is None:
+        return None
 
     def reload() -> None:
-        for name, read_again in files:
-            try:
-                read_again()
-            except ConfigurationError as error:
-                for line in str(error).splitlines():
-                    log.error("The %s stay as they were: %s", name, line)
-            else:
-                log.info("The %s have been read again.", name)
+        try:
+            app.api_keys.reload()
+        except ConfigurationError as error:
+            for line in str(error).splitlines():
+                log.error("The API keys stay as they were: %s", line)
+        else:
+            log.info("The API keys have been read again.")
 
-    return reload if files else None
+    return reload
 
 
 def _drain(in_flight: InFlightRequests, seconds: float, signals: StopSignals) -> None:

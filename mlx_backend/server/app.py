@@ -5,12 +5,11 @@ What is behind an address is in routes.py, how it is handled in handlers.py.
 
 from __future__ import annotations
 
-import logging
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
-from urllib.parse import unquote_to_bytes
 
 from werkzeug import Request
-from werkzeug.exceptions import HTTPException, NotFound
+from werkzeug.exceptions import NotFound
 from werkzeug.routing import Map, Rule
 
 from mlx_backend.api.errors import ApiError
@@ -23,12 +22,12 @@ from mlx_backend.server.cors import CorsPolicy
 from mlx_backend.server.errors import DEFAULT_ERRORS, as_api_error
 from mlx_backend.server.handlers import Backend, json_response
 from mlx_backend.server.in_flight import InFlightRequests
+from mlx_backend.server.limits import RateLimits, RequestsAtOnce
 from mlx_backend.server.metrics import Metrics
 from mlx_backend.server.preparations import Preparations
-from mlx_backend.server.rate_limits import RateLimits
-from mlx_backend.server.receive_limits import Admission
 from mlx_backend.server.request_log import RequestRecord
 from mlx_backend.server.routes import all_routes
+from mlx_backend.server.wsgi_server import SPARE_THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,10 +40,7 @@ if TYPE_CHECKING:
     from mlx_backend.device.memory import MemoryBudget
     from mlx_backend.registry.base import ModelRegistry
     from mlx_backend.server.handlers import Route
-    from mlx_backend.server.request_framing import RequestHead
     from mlx_backend.settings import Settings
-
-log = logging.getLogger("mlx_backend.requests")
 
 
 class App:
@@ -65,6 +61,8 @@ class App:
         self.api_keys = ApiKeys(settings)
         self.proxies = TrustedProxies(settings.trusted_proxies)
         self._rate_limits = RateLimits()
+        requests = settings.max_concurrent + settings.max_queue
+        self._at_once = RequestsAtOnce(requests + 3 * SPARE_THREADS // 4, requests + SPARE_THREADS // 4)
         self._metrics = Metrics(models, memory)
         self.preparations = Preparations(settings.prepare_seconds, wait_seconds=settings.queue_seconds)
         self._models = models
@@ -86,6 +84,8 @@ class App:
         client = self._client(request, request.remote_addr or "")
         record = RequestRecord(request, client, self._metrics.count)
         record.arrived()
+        stack = ExitStack()
+        stack.callback(record.end)
         try:
             self._hosts.check(request)
             urls = self._urls.bind_to_environ(environ)
@@ -95,8 +95,10 @@ class App:
                 route, arguments = self._match(request, urls)
                 errors = route.handler
                 self._check_access(request, route, client)
-                if client.key is not None and request.method == "POST":
-                    self._rate_limits.admit(client.key)
+                if request.method == "POST":
+                    if client.key is not None:
+                        self._rate_limits.admit(client.key)
+                    stack.callback(self._at_once.begin(client.share))
                 response = route.handler.handle(request, self._backend(record), arguments)
         except Exception as error:
             explained = as_api_error(error, is_draining=self.in_flight.is_draining)
@@ -104,41 +106,16 @@ class App:
             response = _error_response(errors, explained)
         record.status = response.status_code
         response.headers["x-request-id"] = record.id
-        response.call_on_close(record.end)
+        response.call_on_close(stack.close)
         self.preparations.give_back_memory()
         if client.key is not None:
             response.headers.extend(self._rate_limits.headers(client.key))
         self._cors.add_headers(request, response)
         return response(environ, start_response)
 
-    def admission(self, head: RequestHead, address: str) -> tuple[Admission, str]:
-        """Return how a request is to be answered, by its head, and whose it is, by its key or address.
-
-        `address` is the other end of its connection.
-
-        One that is refused gets its answer from `__call__`.
-        """
-        request = Request(_environ_of(head))
-        client = self._client(request, address)
-        return self._admission(request, client), client.share
-
     def _client(self, request: Request, peer: str) -> auth.Client:
         address = self.proxies.client_address(peer, request.headers.get("X-Forwarded-For", ""))
         return auth.identify(request, self.api_keys, address)
-
-    def _admission(self, request: Request, client: auth.Client) -> Admission:
-        try:
-            self._hosts.check(request)
-            if request.method in ("GET", "HEAD", "OPTIONS"):
-                return Admission.LIGHT
-            route, _ = self._urls.bind_to_environ(request.environ).match()
-            self._check_access(request, route, client)
-        except (ApiError, HTTPException):
-            return Admission.REFUSED
-        except Exception:
-            log.exception("The head of a request could not be checked")
-            return Admission.REFUSED
-        return Admission.HEAVY
 
     @staticmethod
     def error_body(status: int, message: str) -> bytes:
@@ -180,20 +157,3 @@ def _error_response(errors: Errors, error: ApiError) -> Response:
     response = json_response(errors.error(error), error.status)
     response.headers.extend(error.headers)
     return response
-
-
-def _environ_of(head: RequestHead) -> WSGIEnvironment:
-    """Return what a WSGI server would say of a request before its body."""
-    path, _, query = head.target.partition("?")
-    environ: WSGIEnvironment = {
-        "REQUEST_METHOD": head.method,
-        "SCRIPT_NAME": "",
-        "PATH_INFO": unquote_to_bytes(path).decode("latin-1"),
-        "QUERY_STRING": query,
-        "SERVER_NAME": "",
-        "SERVER_PORT": "0",
-        "wsgi.url_scheme": "http",
-    }
-    for name, value in head.headers:
-        environ["HTTP_" + name.decode("ascii").upper().replace("-", "_")] = value.decode("latin-1")
-    return environ

@@ -12,7 +12,7 @@ from werkzeug import Response
 from werkzeug.datastructures import HeaderSet
 
 from mlx_backend.api.errors import ApiError
-from mlx_backend.server.rate_limits import RATE_LIMIT_HEADERS
+from mlx_backend.server.limits import RATE_LIMIT_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

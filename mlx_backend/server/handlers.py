@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from mlx_backend.registry.base import Lease, ModelRegistry
     from mlx_backend.server.auth import Client
     from mlx_backend.server.in_flight import InFlightRequests
+    from mlx_backend.server.limits import RateLimits
     from mlx_backend.server.metrics import Metrics
     from mlx_backend.server.preparations import Preparations
-    from mlx_backend.server.rate_limits import RateLimits
     from mlx_backend.server.request_log import RequestRecord
     from mlx_backend.settings import Settings
 

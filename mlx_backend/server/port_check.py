@@ -2,15 +2,13 @@
 
 Binding alone does not tell on macOS: with SO_REUSEADDR a server on 0.0.0.0 and one on 127.0.0.1 may have the same port,
 and then clients on the machine, containers among them, reach the one on 127.0.0.1. So loopback is asked first, in both
-address families. What answers is asked for its name, in HTTPS if it says that it speaks that, and trusted with nothing:
-with few bytes and little time.
+address families. What answers is asked for its name, and trusted with nothing: with few bytes and little time.
 """
 
 from __future__ import annotations
 
 import json
 import socket
-import ssl
 from contextlib import suppress
 from time import monotonic
 
@@ -32,15 +30,11 @@ def port_in_use(host: str, port: int) -> str | None:
         return None
     for address in _LOOPBACK if host in _LOCAL else (host,):
         with suppress(OSError), socket.create_connection((address, port), CONNECT_SECONDS) as connection:
-            answer = _answer(connection)
-            models = _models_in(answer)
-            if is_https := models is None and b"HTTPS" in answer.upper():
-                models = _models_in(_answer_in_tls(address, port))
-            return _sentence(address, port, models, "https" if is_https else "http")
+            return _sentence(address, port, _models_in(_answer(connection)))
     return None
 
 
-def _sentence(address: str, port: int, models: list[str] | None, scheme: str) -> str:
+def _sentence(address: str, port: int, models: list[str] | None) -> str:
     shown = f"[{address}]" if ":" in address else address
     choose = "choose another port with --port (0: any free one)"
     if models is None:
@@ -48,7 +42,7 @@ def _sentence(address: str, port: int, models: list[str] | None, scheme: str) ->
     named = ", ".join(name[:_MAX_NAME] for name in models[:_MAX_NAMED])
     which = f" with {named}" if named else ""
     return (
-        f"Port {port} is in use: an mlx-backend{which} answers at {scheme}://{shown}:{port} already. Stop that one "
+        f"Port {port} is in use: an mlx-backend{which} answers at http://{shown}:{port} already. Stop that one "
         f"(Ctrl-C in its terminal), or {choose}."
     )
 
@@ -60,16 +54,6 @@ def _models_in(answer: bytes) -> list[str] | None:
         if health["server"] == "mlx-backend":
             return [str(model["model"]) for model in health.get("models", [])]
     return None
-
-
-def _answer_in_tls(address: str, port: int) -> bytes:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is only asked for its name
-    with suppress(OSError), socket.create_connection((address, port), CONNECT_SECONDS) as connection:
-        connection.settimeout(ANSWER_SECONDS)
-        with context.wrap_socket(connection) as encrypted:
-            return _answer(encrypted)
-    return b""
 
 
 def _answer(connection: socket.socket) -> bytes:

@@ -1,9 +1,13 @@
-"""The WSGI server: cheroot, with what a server of long streams needs from it.
+"""The WSGI server: waitress, with what a server of long streams needs from it.
 
-    a thread for every request that the engine may hold, and some to spare, so that /health and /v1/models answer
-    at once while all of those wait; a request takes a thread only when all of it has arrived (receiver.py)
-    errors of HTTP itself (a broken request line, a header too long) with the application's error body
+waitress receives and sends in one thread, its loop; a request takes a thread of its own only when all of it has
+arrived. So a client that sends slowly costs a socket. Added to that here:
+
+    times for a request's head and body, and the rate of a body; how slowly an answer may be read
+    connections altogether and of one address; the bytes received and not yet answered
     `environ[ON_DISCONNECT]`, with which an application hears at once that its client has disconnected
+    errors of HTTP itself with the application's error body
+    a stop that gives running requests a moment and then ends them
 
 Knows sockets and WSGI; of the application only what `Application` says.
 """
@@ -11,46 +15,60 @@ Knows sockets and WSGI; of the application only what `Application` says.
 from __future__ import annotations
 
 import logging
-import re
+import resource
+import socket
 import threading
-from contextlib import suppress
-from dataclasses import replace
+import time
+from collections import Counter, deque
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cheroot import wsgi
-from cheroot.makefile import MakeFile
-from cheroot.server import HTTPConnection, HTTPRequest
+from waitress import wasyncore
+from waitress.adjustments import Adjustments
+from waitress.channel import HTTPChannel
+from waitress.parser import HTTPRequestParser
+from waitress.server import TcpWSGIServer
+from waitress.task import ErrorTask, WSGITask
+from waitress.utilities import Error, RequestEntityTooLarge
 
 from mlx_backend import __version__
-from mlx_backend.server.disconnects import DisconnectWatcher
-from mlx_backend.server.fair_dispatch import FairDispatch
-from mlx_backend.server.file_limit import connections_within_file_limit
-from mlx_backend.server.receiver import Receiver
-from mlx_backend.server.response_writer import STALL_SECONDS, ResponseWriter
-from mlx_backend.server.tls import TlsSocket
-from mlx_backend.server.worker_queue import WorkerQueue
+from mlx_backend.server.client_address import TrustedProxies, network_of
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
-
-    from mlx_backend.server.receive_limits import Admission, ReceiveLimits
-    from mlx_backend.server.received import Received
-    from mlx_backend.server.request_framing import RequestHead
-    from mlx_backend.server.tls import TlsContext
 
 log = logging.getLogger(__name__)
 
 ON_DISCONNECT = "mlx_backend.on_disconnect"
-SPARE_THREADS = 16
-"""Half of them are for light requests alone; of the other half some are never one client's."""
+SPARE_THREADS = 64
+"""Threads beyond one for each request that an engine may hold, for what is answered or refused at once.
+
+One client may have a quarter of them with requests that wait, and all clients together three quarters."""
 BACKLOG = 512
-_END_SECONDS = 1
-"""How long a request whose connection was ended may take to notice it."""
-_REASONS = {status.value: status.phrase for status in HTTPStatus}
+FILES_BESIDE = 192
+"""Open files other than connections: a model's shards, caches on disk, sockets between threads, standard streams."""
+MIN_CONNECTIONS = 16
+_NAME = f"mlx-backend/{__version__}"
+_PIECE = 64 * 1024
+_UNSENT_BYTES = 256 * 1024
+"""Of an answer: who writes more waits until the client has read some. waitress keeps as much of what was sent, too."""
+_FREE_FRAMING = 16 * 1024
+_FRAMING_SHARE = 8
+"""A body in chunks may have the free bytes of framing, and one for each eight of its own: chunks of 64 bytes and more.
+
+Each chunk costs as much as some kilobytes of body."""
+_TOO_MANY = "There are too many connections to this server; try again later."
+_ACCEPTED_AT_ONCE = 64
+_RETRY_ACCEPT_SECONDS = 0.5
+_LOG_SECONDS = 60.0
+_CHECK_SECONDS = 0.5
+_END_SECONDS = 1.0
+"""How long requests whose connections were ended may take to notice it."""
 
 
 class Application(Protocol):
@@ -64,89 +82,339 @@ class Application(Protocol):
         """Return the JSON body of an error that is found before there is a request to hand over."""
         ...
 
-    def admission(self, head: RequestHead, address: str) -> tuple[Admission, str]:
-        """Say by its head how a request is to be answered, and whose it is.
 
-        Called in the thread that receives; raises nothing.
-        """
-        ...
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """How long a client may take, and how much may be held for clients. Times in seconds."""
+
+    max_body_bytes: int
+    max_head_bytes: int = 64 * 1024
+    idle_seconds: float = 60.0
+    """Between two requests of a connection, and before its first."""
+    head_seconds: float = 15.0
+    """From the first byte of a request to the end of its head."""
+    body_seconds: float = 300.0
+    """For a whole body, however fast it comes."""
+    stalled_seconds: float = 20.0
+    min_bytes_per_second: int = 16 * 1024
+    """A body may take `stalled_seconds`, and one second more for so many bytes received."""
+    unread_seconds: float = 60.0
+    min_bytes_read_per_second: int = 128
+    """An answer may wait `unread_seconds` for its reader, who earns a second of them back with so many bytes.
+
+    A stream has 200 bytes a token and more: who takes less than this falls behind the slowest of models.
+    """
+    discard_seconds: float = 5.0
+    """How long to go on receiving what is refused."""
+    max_connections: int = 2048
+    max_connections_of_address: int = 1024
+    """Or of an IPv6 network, which has one owner."""
+    trusted_proxies: TrustedProxies = field(default_factory=TrustedProxies)
+    """Whose connections are those of many clients, and not limited by address."""
+    max_held_bytes: int = 512 << 20
+    """Bodies that are being received or answered, altogether. One address may hold half of it."""
 
 
-class _Request(HTTPRequest):
-    """Cheroot's own errors get the application's body; a connection whose request did not arrive whole is closed."""
+class _Refusal(Error):
+    """A request that is refused before the application sees it."""
 
-    def send_headers(self) -> None:
-        if not self.conn.received.is_whole:
-            self.close_connection = True  # the rest of the body would be taken for the next request
-        super().send_headers()
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.code = status
 
-    def simple_response(self, status: str, msg: str = "") -> None:
-        code, _, reason = str(status).partition(" ")
-        self.close_connection = True
-        if not reason:
-            super().simple_response(status, msg)
+
+class _Request(HTTPRequestParser):
+    """A request that is being received. Knows no connection, so that its body goes with the last who needs it."""
+
+    error: Any
+
+    def __init__(self, server: Server, network: str) -> None:
+        super().__init__(server.adj)
+        self.since = time.monotonic()
+        """When its first byte came; of its body, once the head is there."""
+        self._server = server
+        self._network = network
+        self._held = 0
+        self._is_over = False
+        self.is_cut = False
+        """Whether it is answered before all of it has arrived."""
+
+    def received(self, piece: bytes) -> int:
+        """Take the next bytes; return how many of them belong to this request."""
+        had_head = self.headers_finished
+        consumed: int = super().received(piece)
+        if self.headers_finished and not had_head:
+            self.since = time.monotonic()
+            self._check_head()
+        if isinstance(self.error, RequestEntityTooLarge):  # the application says how much is allowed
+            self.error, self.is_cut = None, True
+            self.headers["CONNECTION"] = "close"
+            self.headers["CONTENT_LENGTH"] = str(max(self.content_length, self.body_bytes_received))
+        elif self.error is None:
+            self._check_body()
+        return consumed
+
+    def _check_head(self) -> None:
+        if self.error is not None or self.empty:
             return
-        with suppress(OSError):
-            self.conn.wfile.write(_refusal(self.server, int(code), msg or reason))
+        if self.version not in ("1.0", "1.1"):
+            self.refuse(505, f"HTTP/{self.version} is not supported; send HTTP/1.1.")
+        elif self.chunked and "CONTENT_LENGTH" in self.headers:
+            self.refuse(400, "A request has a Content-Length or a Transfer-Encoding, not both.")
 
+    def _check_body(self) -> None:
+        if self.chunked:
+            body = len(self.body_rcv)
+            if self.body_bytes_received - body > _FREE_FRAMING + body // _FRAMING_SHARE:
+                self.refuse(400, "The body comes in too many chunks; send larger ones.")
+        if self._hold(self.body_bytes_received) and not self.completed:
+            self.refuse(503, "Too many large requests are arriving at once; try again later.")
 
-def _refusal(server: Any, status: int, message: str) -> bytes:
-    """Return the whole response with which a request is refused before the application sees it."""
-    payload: bytes = server.wsgi_app.error_body(status, message)
-    head = (
-        f"{server.protocol} {status} {_REASONS.get(status, 'Refused')}\r\nContent-Type: application/json\r\n"
-        f"Server: {server.server_name}\r\nContent-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode("latin-1") + payload
+    def refuse(self, status: int, message: str) -> None:
+        """Have it answered with an error, and receive no more of it."""
+        self.error = _Refusal(status, message)
+        self.completed = self.is_cut = True
 
-
-def _make_file(connection: Any, mode: str, buffer_size: int) -> Any:
-    """Make a file of one direction of a connection. What is received, the receiver puts in place of the other."""
-    return ResponseWriter(connection) if "w" in mode else MakeFile(connection, mode, buffer_size)
-
-
-class _Connection(HTTPConnection):
-    """A connection whose requests the receiver has read before cheroot sees them."""
-
-    RequestHandlerClass = _Request
-    received: Received
+    def seconds_allowed(self, limits: ConnectionLimits) -> float:
+        """Return how long the part may take that is being received: its head, or its body so far."""
+        if not self.headers_finished:
+            return limits.head_seconds
+        earned = self.body_bytes_received / limits.min_bytes_per_second
+        return min(limits.body_seconds, limits.stalled_seconds + earned)
 
     def close(self) -> None:
-        """Give the connection back, to be closed."""
-        self.server.receiver.finished(self)
+        """Let the body go: the request has been answered."""
+        super().close()
+        self.forget()
 
-    @property
-    def is_handshaking(self) -> bool:
-        """Whether TLS has yet to begin."""
-        return isinstance(self.socket, TlsSocket) and self.socket.is_handshaking
+    def forget(self) -> None:
+        """Count its body no longer."""
+        self._hold(0)
+        self._is_over = True
 
-    def close_socket(self) -> None:
-        """Close the socket, at once."""
-        with suppress(OSError):
-            self.socket.close()
+    def _hold(self, count: int) -> bool:
+        """Count the bytes of the body that are held now; return whether that is too much."""
+        if self._is_over:
+            return False
+        more, self._held = count - self._held, count
+        return self._server.hold(self._network, more)
 
 
-class _Gateway(wsgi.Gateway_10):
-    """Adapts cheroot's environment to werkzeug, and adds ON_DISCONNECT."""
-
-    def get_environ(self) -> Any:
-        environ = super().get_environ()  # type: ignore[no-untyped-call]  # cheroot has no types
-        watcher, connection = self.req.server.disconnects, self.req.conn.socket
-        del environ["wsgi.input_terminated"]  # werkzeug looks whether the key is there, not at its value
-        # cheroot does not decode these; clients write the slash in a model's name so.
-        environ["PATH_INFO"] = re.sub("%2F", "/", environ["PATH_INFO"], flags=re.IGNORECASE)
-        if self.req.server.tls is not None:
-            environ["wsgi.url_scheme"] = "https"
-        environ["SERVER_NAME"] = str(self.req.server.bind_addr[0])  # not the request's Host
-        environ[ON_DISCONNECT] = lambda callback: watcher.watching(connection, callback)
+class _Task(WSGITask):
+    def get_environment(self) -> Any:
+        """Return what the application is told of the request."""
+        environ = super().get_environment()
+        environ[ON_DISCONNECT] = self.channel.watching
         return environ
 
 
-class Server(wsgi.Server):
-    """`prepare()` binds and raises OSError; `serve()` runs until `stop()` is called from another thread."""
+class _ErrorTask(ErrorTask):
+    def execute(self) -> None:
+        """Answer with the application's error body."""
+        status, message = self.request.error.code, str(self.request.error.body)
+        log.info("refused %d %s", status, message)
+        body = self.channel.server.application.error_body(status, message)
+        self.version = "1.1"
+        self.status = f"{status} {HTTPStatus(status).phrase}"
+        self.response_headers.append(("Content-Type", "application/json"))
+        self.set_close_on_finish()
+        self.content_length = len(body)
+        self.write(body)
 
-    ConnectionClass = _Connection
-    receiver: Receiver
+
+class _Channel(HTTPChannel):
+    """A connection. Belongs to the loop, but for `service` and what that calls: a worker answers."""
+
+    task_class = _Task
+    error_task_class = _ErrorTask
+    request: Any
+    will_close: bool
+
+    def __init__(
+        self,
+        server: Server,
+        connection: socket.socket,
+        address: Any,
+        adj: Adjustments,
+        map: Any,
+    ) -> None:
+        self.network = server.network_of(str(address[0]))
+        self._patience = server.limits.unread_seconds
+        self._idle_since = time.monotonic()
+        self._is_cut = False
+        self._discards_until: float | None = None
+        self._on_disconnect: dict[object, Callable[[], None]] = {}
+        super().__init__(server, connection, address, adj, map=map)
+
+    def parser_class(self, _adj: Adjustments) -> _Request:
+        """Begin a request."""
+        return _Request(self.server, self.network)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of a request has arrived since the last one was answered."""
+        return not self.is_answering and self.request is None
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request has arrived whose answer has not been sent."""
+        return bool(self.requests or self.total_outbufs_len)
+
+    def recv(self, _size: int) -> bytes:
+        """Receive: more at once of a body, less where requests may have been sent ahead."""
+        is_body = self.request is not None and self.request.headers_finished
+        piece: bytes = super().recv(_PIECE if is_body or self._discards_until else self.adj.recv_bytes)
+        return piece
+
+    def received(self, piece: bytes) -> bool:
+        """Take what has been received."""
+        return self._discards_until is None and bool(super().received(piece))
+
+    def send(self, piece: bytes, do_close: bool = True) -> int:
+        """Send what there is room for, with which the reader earns time."""
+        limits = self.server.limits
+        sent: int = super().send(piece, do_close)
+        self._patience = min(limits.unread_seconds, self._patience + sent / limits.min_bytes_read_per_second)
+        return sent
+
+    def service(self) -> None:
+        """Answer the first of the requests that have arrived."""
+        self._is_cut = self.requests[0].is_cut or self.requests[0].error is not None
+        super().service()
+        self._idle_since = time.monotonic()
+        if not self.connected:
+            for request in self.requests:  # which will not be answered
+                request.forget()
+
+    def refuse(self, status: int, message: str) -> None:
+        """Answer the request that is being received with an error."""
+        with self.requests_lock:
+            request, self.request = self.request, None
+            request.refuse(status, message)
+            self.requests.append(request)
+        self.server.add_task(self)
+
+    def handle_close(self) -> None:
+        """Close the connection, and tell the application.
+
+        Of a request that was answered before all of it had arrived the rest is received for a while, and not kept: a
+        client that still sends would get a reset in place of the answer.
+        """
+        if self._is_cut and self.will_close and self.connected and self._discards_until is None:
+            self._discards_until = time.monotonic() + self.server.limits.discard_seconds
+            self.will_close = self.close_when_flushed = False
+            with suppress(OSError):
+                self.socket.shutdown(socket.SHUT_WR)
+            return
+        super().handle_close()
+        if self.request is not None:
+            self.request.forget()
+        while self._on_disconnect:
+            with suppress(KeyError):  # the block has ended meanwhile
+                self._on_disconnect.popitem()[1]()
+
+    @contextmanager
+    def watching(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Call `callback` once if the connection is closed within the block, or was before; from any thread."""
+        key = object()
+        self._on_disconnect[key] = callback
+        if not self.connected and self._on_disconnect.pop(key, None) is not None:
+            callback()
+        try:
+            yield
+        finally:
+            self._on_disconnect.pop(key, None)
+
+    def check(self, seconds: float) -> None:
+        """Close or refuse what has taken too long; `seconds` have passed since the last check."""
+        limits, now = self.server.limits, time.monotonic()
+        if self._discards_until is not None:
+            if now > self._discards_until:
+                self.handle_close()
+        elif self.total_outbufs_len:
+            self._patience -= seconds
+            if self._patience <= 0:
+                log.info("A client reads its answer too slowly: its connection is closed.")
+                self.handle_close()
+        elif self.is_idle:
+            if now - self._idle_since > limits.idle_seconds:
+                self.handle_close()
+            else:
+                with self.outbuf_lock:
+                    self.outbufs[-1].prune()  # what was sent
+        elif not self.requests and now - self.request.since > self.request.seconds_allowed(limits):
+            part = "body" if self.request.headers_finished else "head"
+            self.refuse(408, f"The {part} of the request did not arrive in time.")
+
+
+class _Workers:
+    """The threads that answer requests. What comes next goes to the one that became idle last.
+
+    So a server that answers five requests at a time uses five of its hundreds of threads: each that is used keeps its
+    stack and what malloc holds for it, as much as the largest request needed that it ever answered.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._guard = threading.Lock()
+        self._tasks: deque[_Channel] = deque()
+        self._idle: list[SimpleQueue[_Channel | None]] = []  # the one that waits longest first
+        self._is_stopped = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"worker-{number}", daemon=True)
+            for number in range(count)
+        ]
+
+    def start(self) -> None:
+        """Start the threads. Raises RuntimeError if the system allows no more."""
+        for thread in self._threads:
+            thread.start()
+
+    def add_task(self, channel: _Channel) -> None:
+        """Have the first request of a connection answered, now or when a thread is idle."""
+        with self._guard:
+            if not self._idle:
+                self._tasks.append(channel)
+                return
+            worker = self._idle.pop()
+        worker.put(channel)
+
+    def stop(self, seconds: float) -> None:
+        """End the threads. Those that do not notice, because foreign code computes in them, are not waited for."""
+        with self._guard:
+            self._is_stopped = True
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            worker.put(None)
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        mine: SimpleQueue[_Channel | None] = SimpleQueue()
+        while True:
+            with self._guard:
+                channel = self._tasks.popleft() if self._tasks else None
+                if channel is None and self._is_stopped:
+                    return
+                if channel is None:
+                    self._idle.append(mine)
+            channel = channel or mine.get()
+            if channel is None:
+                return
+            try:
+                channel.service()
+            except Exception:
+                log.exception("A request could not be answered")
+            del channel  # it would stay until the next
+
+
+class Server(TcpWSGIServer):
+    """Listens from the start, which may raise OSError; `serve()` runs until `stop()` is called from another thread."""
+
+    channel_class = _Channel
+    application: Application
+    active_channels: dict[int, _Channel]
 
     def __init__(
         self,
@@ -155,97 +423,215 @@ class Server(wsgi.Server):
         app: Application,
         *,
         requests: int,
-        limits: ReceiveLimits,
-        shutdown_seconds: int,
-        tls: TlsContext | None = None,
+        limits: ConnectionLimits,
+        shutdown_seconds: float,
     ) -> None:
-        super().__init__(
-            (host, port),
-            app,
-            numthreads=requests + SPARE_THREADS,
-            server_name=f"mlx-backend/{__version__}",
-            request_queue_size=BACKLOG,
-            timeout=STALL_SECONDS,
-            shutdown_timeout=shutdown_seconds,
+        """`requests` is how many may be waited for at the same time."""
+        self.limits = _within_file_limit(limits)
+        self.check_seconds = _CHECK_SECONDS
+        self.shutdown_seconds = shutdown_seconds
+        self._accept_again = self._warned = -_LOG_SECONDS
+        self._guard = threading.Lock()
+        self._held: Counter[str] = Counter()
+        self._is_stopping = False
+        self._has_ended = threading.Event()
+        self._workers = _Workers(requests + SPARE_THREADS)
+        self._sockets: dict[int, Any] = {}
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        adjustments = Adjustments(
+            ident=_NAME,
+            backlog=BACKLOG,
+            max_request_header_size=limits.max_head_bytes,
+            max_request_body_size=limits.max_body_bytes + 1,
+            # Nothing of a request or an answer is written to a disk.
+            inbuf_overflow=2 * limits.max_body_bytes + _PIECE,
+            outbuf_overflow=1 << 40,
+            outbuf_high_watermark=_UNSENT_BYTES,
+            channel_request_lookahead=1,  # a connection is read while its request is answered: it may be closed
+            log_socket_errors=False,
+            clear_untrusted_proxy_headers=False,  # the application knows which proxies are trusted
         )
-        # cheroot's own goes round: a hundred requests, one after the other, would use a hundred threads.
-        queue = self.requests._queue = WorkerQueue()
-        self.requests.get = queue.get
-        self.gateway = _Gateway
-        self.tls = tls
-        self.disconnects = DisconnectWatcher()
-        self.max_request_header_size = limits.max_head_bytes
-        self._limits = limits
-        self._requests = requests
-
-    def prepare(self) -> None:
-        """Bind, listen and start the threads."""
-        super().prepare()
-        self._connections.close()  # type: ignore[has-type]  # cheroot's own; nothing has been accepted yet
-        limits = self._limits
-        connections = connections_within_file_limit(limits.max_connections)
-        if connections < limits.max_connections:
-            limits = replace(
-                limits,
-                max_connections=connections,
-                max_connections_of_address=min(limits.max_connections_of_address, (connections + 1) // 2),
-            )
-        self.receiver = self._connections = Receiver(
-            self.socket,
-            limits,
-            heavy=FairDispatch(self._requests + SPARE_THREADS // 2, self._requests + SPARE_THREADS // 4),
-            connect=self._connect,
-            admit=self.wsgi_app.admission,
-            dispatch=self._dispatch,
-            refusal=lambda status, message: _refusal(self, status, message),
-        )
-        self.disconnects.start()
-
-    def stop(self) -> None:
-        """Stop accepting, give running requests `shutdown_seconds`, close what is left.
-
-        Threads that do not notice, because foreign code computes in them, are not waited for.
-        """
-        if not self.ready:
-            return
-        # cheroot waits for its threads without a limit; what is still sent has to be ended from here.
-        stopping = threading.Thread(target=self._stop_serving, name="stop", daemon=True)
-        stopping.start()
-        stopping.join(self.shutdown_timeout)
-        if stopping.is_alive():
-            self.receiver.abort()
-            stopping.join(_END_SECONDS)
-        self.disconnects.stop()
-
-    def _stop_serving(self) -> None:
         try:
-            super().stop()
-        except Exception:
-            log.exception("The HTTP server could not be stopped in order; its connections are ended.")
-            self.receiver.abort()
-            self.requests.stop(self.shutdown_timeout)  # which was not reached
+            super().__init__(
+                app,
+                self._sockets,
+                dispatcher=self._workers,
+                adj=adjustments,
+                sockinfo=(family, kind, protocol, address),
+            )
+        except OSError:
+            wasyncore.close_all(self._sockets)
+            raise
+        self._workers.start()
 
-    def _connect(self, accepted: socket.socket, address: Any) -> _Connection:
-        tls = self.tls
-        channel = accepted if tls is None else tls.wrap(accepted)
-        connection = _Connection(self, channel, _make_file)
-        connection.remote_addr, connection.remote_port = address[:2]
-        return connection
-
-    def _dispatch(self, connection: Any) -> None:
-        connection.socket.settimeout(self.timeout)
-        self.process_conn(connection)
+    def bind_server_socket(self) -> None:
+        """Bind; every address is those of IPv4 too."""
+        if self.sockinfo[3][0] == "::":
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().bind_server_socket()
 
     @property
     def url(self) -> str:
         """The address it listens on."""
-        host, port = self.bind_addr
-        scheme = "http" if self.tls is None else "https"
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        host = f"[{self.effective_host}]" if ":" in self.effective_host else self.effective_host
+        return f"http://{host}:{self.effective_port}"
 
-    def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
-        """Send cheroot's log to this module's logger."""
-        # A client that disconnects in mid-reply is not an error.
-        if traceback and level < logging.ERROR:
-            level, traceback = logging.DEBUG, False
-        log.log(level, "%s", msg, exc_info=traceback)
+    # Running.
+
+    def serve(self) -> None:
+        """Accept, receive and send until `stop`."""
+        checked = time.monotonic()
+        while self.accepting or self.active_channels:
+            wasyncore.loop(self.check_seconds, use_poll=True, map=self._sockets, count=1)
+            if (passed := time.monotonic() - checked) >= self.check_seconds:
+                checked += passed
+                for channel in list(self.active_channels.values()):
+                    channel.check(passed)
+            if self._is_stopping:
+                self._close_idle()
+        self._has_ended.set()
+
+    def maintenance(self, _now: float) -> None:
+        """Do nothing: `serve` checks, by a clock that does not jump."""
+
+    def stop(self) -> None:
+        """Stop accepting, give running requests `shutdown_seconds`, end what is left."""
+        if self._is_stopping:
+            return
+        self.trigger.pull_trigger(self._stop_accepting)
+        if not self._has_ended.wait(self.shutdown_seconds):
+            self.trigger.pull_trigger(self._end_connections)
+            self._has_ended.wait(_END_SECONDS)
+        self._workers.stop(_END_SECONDS)
+        self.trigger.close()
+
+    def _stop_accepting(self) -> None:
+        self._is_stopping = True
+        wasyncore.dispatcher.close(self)
+
+    def _close_idle(self) -> None:
+        for channel in list(self.active_channels.values()):
+            if not channel.requests:
+                channel.close_when_flushed = True
+
+    def _end_connections(self) -> None:
+        for channel in list(self.active_channels.values()):
+            channel.handle_close()
+
+    # Accepting.
+
+    def readable(self) -> bool:
+        """Whether connections are accepted now."""
+        return self.accepting and time.monotonic() >= self._accept_again
+
+    def handle_accept(self) -> None:
+        """Accept the connections that wait."""
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted = self.accept()
+            except OSError as error:  # no more files, or no memory for another socket
+                self._accept_again = time.monotonic() + _RETRY_ACCEPT_SECONDS
+                self._warn(f"New connections have to wait: the system refuses them ({error.strerror}).")
+                return
+            if accepted is None:
+                return
+            self._add(*accepted)
+
+    def _add(self, connection: socket.socket, address: Any) -> None:
+        limits, channels = self.limits, list(self.active_channels.values())
+        network = self.network_of(str(address[0]))
+        if network and sum(each.network == network for each in channels) >= limits.max_connections_of_address:
+            self._reject(connection, f"There are too many connections from {address[0]}; close some first.")
+        elif len(channels) >= limits.max_connections and not self._make_room(channels, network):
+            self._reject(connection)
+        else:
+            with suppress(OSError):  # it has been closed already
+                self.set_socket_options(connection)
+            self.channel_class(self, connection, address, self.adj, self._sockets)
+
+    def _make_room(self, channels: Iterable[_Channel], network: str) -> bool:
+        """Close a connection for a new one of this network; False if there is none that should give way.
+
+        One that is idle, or still sends its request and is of a network with more of them; of these one of the
+        network with the most.
+        """
+        waiting = [each for each in channels if not each.is_answering]
+        count = Counter(each.network for each in waiting if each.network)
+
+        def rank(channel: _Channel) -> tuple[int, bool]:
+            return count.get(channel.network, 1), channel.is_idle
+
+        giving_way = [each for each in waiting if each.is_idle or rank(each)[0] > count.get(network, 1)]
+        found = max(giving_way, key=rank, default=None)
+        if found is None:
+            return False
+        if found.is_idle:
+            found.handle_close()
+        else:
+            found.refuse(503, _TOO_MANY)
+        return True
+
+    def _reject(self, connection: socket.socket, message: str = _TOO_MANY) -> None:
+        """Refuse a connection and close it at once: lingering for the client would take what there is too little of."""
+        body = self.application.error_body(503, message)
+        head = (
+            f"HTTP/1.1 503 Service Unavailable\r\nServer: {_NAME}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        with suppress(OSError):
+            connection.setblocking(False)
+            connection.send(head.encode() + body)
+            connection.recv(_PIECE)  # what is left unread when it is closed would reset it
+        connection.close()
+
+    def _warn(self, message: str) -> None:
+        if time.monotonic() - self._warned >= _LOG_SECONDS:
+            self._warned = time.monotonic()
+            log.warning("%s", message)
+
+    # Counting.
+
+    def network_of(self, address: str) -> str:
+        """Return what an address shares with the client's others; nothing for a proxy, which has many clients."""
+        return "" if self.limits.trusted_proxies.include(address) else network_of(address)
+
+    def hold(self, network: str, more: int) -> bool:
+        """Count more bytes of bodies, or fewer; return whether all together or this network's are too much."""
+        most = self.limits.max_held_bytes
+        with self._guard:
+            self._held[network] += more
+            if not (of_network := self._held[network]):
+                del self._held[network]
+            return self._held.total() > most or (bool(network) and of_network > most // 2)
+
+
+def _within_file_limit(limits: ConnectionLimits) -> ConnectionLimits:
+    """Raise the soft limit on open files as far as needed and allowed; return limits with as many connections as fit.
+
+    A Mac starts programs with a soft limit of 256. Logs a warning if that is fewer than wanted.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.max_connections
+    needed = wanted + FILES_BESIDE
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with suppress(OSError, ValueError):  # a Mac has a limit of its own next to the hard one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            soft = raised
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return limits
+    fitting = max(soft - FILES_BESIDE, MIN_CONNECTIONS)
+    log.warning(
+        "The system allows this process %d open files, so at most %d connections are accepted at once; "
+        "`ulimit -n %d` before the start allows %d.",
+        soft,
+        fitting,
+        needed,
+        wanted,
+    )
+    return replace(
+        limits,
+        max_connections=fitting,
+        max_connections_of_address=min(limits.max_connections_of_address, (fitting + 1) // 2),
+    )

@@ -26,7 +26,7 @@ PNG = png()
 LIMIT = 1 << 20
 LONG = 60.0  # seconds: a test that needs them has failed
 SHORT = 0.3
-CERTIFICATES = Path(__file__).parents[1] / "server" / "certificates"
+CERTIFICATES = Path(__file__).parent / "certificates"
 
 
 def fetcher(*named: str, seconds: float = LONG, max_bytes: int = LIMIT, **options: Any) -> ImageFetcher:

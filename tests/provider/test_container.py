@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def test_the_package_runs_with_its_own_requirements_and_without_mlx(
     plugin_root: Path, container_python: str, stub: Stub
 ) -> None:
-    probe = "import importlib.util as u; print([n for n in ('mlx', 'mlx_lm', 'cheroot') if u.find_spec(n)])"
+    probe = "import importlib.util as u; print([n for n in ('mlx', 'mlx_lm', 'waitress') if u.find_spec(n)])"
     found = subprocess.run([container_python, "-c", probe], check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "[]"
     stub.will_stream({"reasoning_content": "why"}, {"content": "Hi"})

@@ -16,7 +16,7 @@ from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.registry import MultiModelRegistry
 from mlx_backend.server.api_key_file import ApiKey
 from mlx_backend.server.app import App
-from mlx_backend.server.rate_limits import RATE_LIMIT_HEADERS, RateLimits
+from mlx_backend.server.limits import RATE_LIMIT_HEADERS, RateLimits
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:

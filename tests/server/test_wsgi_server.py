@@ -19,12 +19,7 @@ from single_model import SingleModelRegistry
 
 from mlx_backend.chat.service import Service
 from mlx_backend.server.client_address import TrustedProxies
-from mlx_backend.server.connection_count import ConnectionCount
-from mlx_backend.server.disconnects import has_room
-from mlx_backend.server.fair_dispatch import FairDispatch
-from mlx_backend.server.receive_limits import Admission, ReceiveLimits
-from mlx_backend.server.receiver import Receiver
-from mlx_backend.server.wsgi_server import SPARE_THREADS
+from mlx_backend.server.wsgi_server import SPARE_THREADS, ConnectionLimits, Server
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
@@ -53,7 +48,7 @@ class Started:
 def start(stack: ExitStack, *, settings: dict[str, Any] | None = None, **limits: Any) -> Started:
     engine = stack.enter_context(ScriptedEngine(lambda _: ANSWER))
     chosen = Settings(port=0, max_queue=4, max_concurrent=4, **(settings or {}))
-    allowed = ReceiveLimits(**{"max_body_bytes": chosen.max_body_bytes, **limits})
+    allowed = ConnectionLimits(**{"max_body_bytes": chosen.max_body_bytes, **limits})
     server = stack.enter_context(served(SingleModelRegistry(Service(engine)), chosen, allowed))
     return Started(stack, server)
 
@@ -108,26 +103,6 @@ def test_a_request_that_does_not_go_on_is_a_408(stack: ExitStack, sent: bytes, p
 
 def test_a_connection_that_says_nothing_is_closed(stack: ExitStack) -> None:
     assert start(stack, idle_seconds=0.1).connect().recv(1) == b""
-
-
-@pytest.mark.parametrize(
-    ("head", "status", "settings"),
-    [
-        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\n", 401, {"api_key": "k"}),
-        (b"POST /nowhere HTTP/1.1\r\nHost: test\r\n", 404, {}),
-        (b"POST /health HTTP/1.1\r\nHost: test\r\n", 405, {}),
-        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: evil.example\r\n", 403, {}),
-        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nOrigin: http://evil.example\r\n", 403, {}),
-    ],
-    ids=["no key", "no address", "wrong method", "foreign name", "foreign page"],
-)
-@pytest.mark.parametrize("expect", [b"", b"Expect: 100-continue\r\n"], ids=["", "asks first"])
-def test_what_its_head_refuses_is_refused_before_its_body_is_sent(
-    stack: ExitStack, head: bytes, status: int, settings: dict[str, Any], expect: bytes
-) -> None:
-    connection = start(stack, settings=settings).connect(head + expect + b"Content-Length: 500000\r\n\r\n")
-    assert message(connection)[0] == status
-    assert connection.recv(1) == b""
 
 
 def test_a_body_announced_as_too_long_is_refused_before_it_is_sent(stack: ExitStack) -> None:
@@ -187,6 +162,9 @@ def test_addresses_with_many_connections_keep_nobody_else_out(stack: ExitStack) 
         connection.connect(started.server.address)
         connection.sendall(b"GET /heal")
         hostile.append(connection)
+    channels = started.server.server.active_channels
+    while len(channels) < len(hostile) or any(each.request is None for each in channels.values()):
+        pass
     assert answer(started.connect(HEALTH))[0] == 200
     assert message(hostile[0]) == (503, "There are too many connections to this server; try again later.")
     hostile[1].sendall(b"th HTTP/1.1\r\nHost: test\r\n\r\n")  # the others stay
@@ -204,16 +182,8 @@ def test_bodies_that_are_too_much_together_are_refused(stack: ExitStack) -> None
 
 
 def test_clients_that_ask_ahead_and_read_no_answer_hold_up_no_worker(
-    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+    stack: ExitStack,
 ) -> None:
-    full: set[int] = set()
-
-    def watched(connection: socket.socket) -> bool:
-        if not (room := has_room(connection)):
-            full.add(connection.fileno())
-        return room
-
-    monkeypatch.setattr("mlx_backend.server.receiver.has_room", watched)
     engine = stack.enter_context(ScriptedEngine(lambda _: ANSWER))
     settings = Settings(port=0, max_queue=1, max_concurrent=1)
     server = stack.enter_context(served(SingleModelRegistry(Service(engine)), settings, send_buffer=32_768))
@@ -224,7 +194,7 @@ def test_clients_that_ask_ahead_and_read_no_answer_hold_up_no_worker(
         connection.connect(server.address)
         connection.sendall(HEALTH * 600)
         deaf.append(connection)
-    while len(full) < len(deaf):
+    while sum(bool(each.total_outbufs_len) for each in server.server.active_channels.values()) < len(deaf):
         assert server.call("/health")[0] == 200
     assert server.chat()["choices"][0]["finish_reason"] == "stop"
     deaf[0].sendall(b"GET /health HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")
@@ -235,7 +205,7 @@ def test_clients_that_ask_ahead_and_read_no_answer_hold_up_no_worker(
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "refused"),
+    ("one", "other", "is_one_client"),
     [
         ("2001:db8::1", "2001:db8::2", True),  # one network, and so one owner
         ("2001:db8::1", "2001:db8:0:1::1", False),
@@ -244,68 +214,34 @@ def test_clients_that_ask_ahead_and_read_no_answer_hold_up_no_worker(
         ("10.0.0.1", "10.0.0.1", False),  # a proxy, which has many clients
     ],
 )
-def test_connections_are_counted_by_whose_they_are(one: str, other: str, refused: bool) -> None:
-    count = ConnectionCount(1, TrustedProxies((ipaddress.ip_network("10.0.0.0/8"),)))
-    assert count.add(one)
-    assert count.add(other) is not refused
-    count.remove(other)
-    count.remove(one)
-    assert count.add(other)
-
-
-class Exhausted(socket.socket):
-    """A listener for which the system has no files left, until `relief`."""
-
-    relief: threading.Event
-    attempts = 0
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        self.attempts += 1
-        if not self.relief.is_set():
-            raise OSError(errno.EMFILE, "Too many open files")
-        return super().accept()
+def test_connections_are_counted_by_whose_they_are(
+    stack: ExitStack, one: str, other: str, is_one_client: bool
+) -> None:
+    proxies = TrustedProxies((ipaddress.ip_network("10.0.0.0/8"),))
+    network_of = start(stack, trusted_proxies=proxies).server.server.network_of
+    assert (network_of(one) == network_of(other) != "") is is_one_client
 
 
 def test_a_system_without_files_makes_clients_wait_and_the_log_says_it_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlx_backend.server.receiver._RETRY_ACCEPT_SECONDS", 0.01)
-    accepted: list[socket.socket] = []
-    arrived = threading.Event()
+    monkeypatch.setattr("mlx_backend.server.wsgi_server._RETRY_ACCEPT_SECONDS", 0.01)
+    started = start(stack)
+    relief, attempts = threading.Event(), []
+    accept = Server.accept
 
-    def connect(connection: socket.socket, _address: Any) -> Any:
-        accepted.append(connection)
-        arrived.set()
-        raise ConnectionError  # enough was seen
+    def exhausted(server: Server) -> Any:
+        attempts.append(server)
+        if not relief.is_set():
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(server)
 
-    with Exhausted() as listener:
-        listener.relief = threading.Event()
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        receiver = Receiver(
-            listener,
-            ReceiveLimits(max_body_bytes=1000),
-            heavy=FairDispatch(1, 1),
-            connect=connect,
-            admit=lambda _head, _address: (Admission.LIGHT, ""),
-            dispatch=lambda _: None,
-            refusal=lambda _status, _message: b"",
-        )
-
-        def run() -> None:
-            with suppress(ConnectionError):
-                receiver.run(0.01)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        with socket.create_connection(listener.getsockname()):
-            while listener.attempts < 5:
-                pass
-            listener.relief.set()
-            assert arrived.wait(60)
-        thread.join()
-        receiver.close()
-    accepted[0].close()
+    monkeypatch.setattr(Server, "accept", exhausted)
+    connection = started.connect(HEALTH)
+    while len(attempts) < 5:
+        pass
+    relief.set()
+    assert answer(connection)[0] == 200
     assert [each.message for each in caplog.records] == [
         "New connections have to wait: the system refuses them (Too many open files)."
     ]

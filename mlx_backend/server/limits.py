@@ -1,18 +1,24 @@
-"""How much of its limits each API key has left: requests and tokens in a minute. Told in the headers of OpenAI's API.
+"""What one client may take of the server: requests at the same time, and of a key requests and tokens in a minute.
 
-Each limit is a bucket that holds a minute's worth and fills steadily, so a burst may use all of it at once. Tokens are
-counted when they are known: those of the prompt when a reply begins, the others when it ends. A bucket may owe them
-then, and nothing more is admitted until it is filled again: over time no key gets more than its limit.
+It stands in front of the engines' queue, in which the next request is of who has been given the least. What a key has
+left is told in the headers of OpenAI's API.
+
+Each limit of a key is a bucket that holds a minute's worth and fills steadily, so a burst may use all of it at once.
+Tokens are counted when they are known: those of the prompt when a reply begins, the others when it ends. A bucket may
+owe them then, and nothing more is admitted until it is filled again: over time no key gets more than its limit.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from mlx_backend.api.errors import ApiError
+from mlx_backend.errors import EngineBusy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +32,38 @@ RATE_LIMIT_HEADERS = tuple(
     for part in ("limit", "remaining", "reset")
     for kind in ("requests", "tokens")
 )
+
+
+class RequestsAtOnce:
+    """Counts the requests that are answered, and whose they are. Safe to use from any thread.
+
+    A client that has all it may have still leaves threads to the others: its requests may all wait for the same thing,
+    such as a model that is being loaded.
+    """
+
+    def __init__(self, most: int, most_of_client: int) -> None:
+        self._most = most
+        self._most_of_client = most_of_client
+        self._guard = threading.Lock()
+        self._running: Counter[str] = Counter()
+
+    def begin(self, client: str) -> Callable[[], None]:
+        """Count a request; return what counts it no longer. Raises EngineBusy if there are too many."""
+        with self._guard:
+            if self._running[client] >= self._most_of_client:
+                raise EngineBusy(
+                    f"{self._running[client]} of your requests are being answered; send fewer at once."
+                )
+            if self._running.total() >= self._most:
+                raise EngineBusy("Too many requests are being answered.")
+            self._running[client] += 1
+        return partial(self._end, client)
+
+    def _end(self, client: str) -> None:
+        with self._guard:
+            self._running[client] -= 1
+            if not self._running[client]:
+                del self._running[client]
 
 
 class _Bucket:
