@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import Constraint, GenerationRequest, PromptStart
     from mlx_backend.engine.batch import Outcome
     from mlx_backend.engine.images import ImageProcessor
-    from mlx_backend.images.source import Picture
+    from mlx_backend.images import Picture
 
 HARMONY_MARKERS = (
     "<|startoftext|>",

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlx_backend.engine.base import Finished, GenerationRequest, TokenDelta
 from mlx_backend.engine.images import PreparedImage, PromptImage
-from mlx_backend.images.source import Picture
+from mlx_backend.images import Picture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

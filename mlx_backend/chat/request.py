@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mlx_backend.conversation.background_requests import BackgroundPrompt
-    from mlx_backend.images.source import ImageSource
+    from mlx_backend.images import ImageSource
 
 
 UNLIMITED = -1

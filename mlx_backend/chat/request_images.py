@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from mlx_backend.chat.request import ChatRequest
     from mlx_backend.engine.images import ImageProcessor, PreparedImage
     from mlx_backend.engine.threaded import Engine
+    from mlx_backend.images import ImageSource
     from mlx_backend.images.loader import ImageLoader
-    from mlx_backend.images.source import ImageSource
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mlx_backend.images.source import Picture
+    from mlx_backend.images import Picture
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

@@ -7,7 +7,7 @@ import binascii
 import re
 from urllib.parse import unquote_to_bytes
 
-from mlx_backend.images.source import ImageError
+from mlx_backend.images import ImageError, too_many_bytes
 
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _BLANKS = re.compile(rb"\s+")
@@ -44,17 +44,8 @@ def decode_data_uri(uri: str, max_bytes: int) -> bytes:
     except binascii.Error:
         raise _not_base64() from None
     if not data:
-        raise ImageError("The image is empty: its data URI holds nothing behind the comma.")
+        raise ImageError("The image is empty: its data URI holds nothing after the comma.")
     return data
-
-
-def too_many_bytes(max_bytes: int) -> ImageError:
-    """Make the error of a file that is too large."""
-    return ImageError(
-        f"The image's file is larger than {max_bytes / (1 << 20):g} MB, which is this server's limit. "
-        "Send a smaller one.",
-        "image_too_large",
-    )
 
 
 def _not_base64() -> ImageError:

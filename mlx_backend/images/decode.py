@@ -2,7 +2,8 @@
 
 The format is told by the first bytes, never by a name or a media type. What a file claims to be is checked before
 anything is decoded: its size in pixels, its proportions, how often a JPEG goes over all of them. What is transparent
-becomes white, as on a page; a photo is turned as its camera says. Nothing is written to disk.
+becomes white, as on a page; a photo is turned as its camera says, and shrunk as the request's `detail` does. Nothing is
+written to disk.
 
 Only four decoders of Pillow's are used. A file made to harm is taken to be damaged, whatever it makes them raise.
 """
@@ -10,12 +11,12 @@ Only four decoders of Pillow's are used. A file made to harm is taken to be dama
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.images.detail import shown_size
-from mlx_backend.images.source import ImageError, Picture
+from mlx_backend.images import Detail, ImageError, Picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,11 +24,20 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image
 
-    from mlx_backend.images.source import Detail
-
     # Waits until so many bytes may be used, for the block.
     type Reserve = Callable[[int], AbstractContextManager[None]]
 
+MAX_PIXELS: dict[Detail, int | None] = {
+    Detail.LOW: 512 * 512,
+    Detail.AUTO: 1280 * 28 * 28,
+    Detail.HIGH: None,
+}
+"""The area in pixels that a picture is shrunk to, by detail; None: as many as the model takes.
+
+A model's tokens for an image, and the time to read them, grow with its area: Qwen's default limit of 12.8 megapixels is
+16,384 tokens. So `auto` stays at what its makers recommend for a balance, 1,280 tokens, and `high` leaves the limit to
+the model. `low` is OpenAI's own square of 512.
+"""
 FORMATS: dict[str, str] = {"PNG": "PNG", "JPEG": "JPEG", "WEBP": "WebP", "GIF": "GIF"}
 """What is decoded: Pillow's names, and people's."""
 MAX_PROPORTION = 200
@@ -207,3 +217,12 @@ def _eight_bits(image: Image) -> Image:
 
 def _damaged(name: str) -> ImageError:
     return ImageError(f"The {name} image cannot be read: its file is damaged or incomplete.")
+
+
+def shown_size(width: int, height: int, detail: Detail) -> tuple[int, int]:
+    """Return the width and height that a picture is shown with: never enlarged, and in its proportions."""
+    limit = MAX_PIXELS[detail]
+    if limit is None or width * height <= limit:
+        return width, height
+    scale = math.sqrt(limit / (width * height))
+    return max(1, int(width * scale)), max(1, int(height * scale))

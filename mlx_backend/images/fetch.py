@@ -1,9 +1,10 @@
 """Fetches an image from an http(s) address that somebody else chose, which may be anything.
 
-Each step of a redirect is judged like the first address: its scheme, and the addresses that its name has
-(addresses.py). A name is looked up once for each step, and the connection is made to what that gave, so that a second
-answer of a name server changes nothing. Proxies are not used: they would look names up themselves. Cookies, credentials
-and compression are not sent or accepted.
+So that nobody reaches through this server what only it can reach, images come from public addresses, and from those
+that the server's operator names. Each step of a redirect is judged like the first address: its scheme, and the
+addresses that its name has. A name is looked up once for each step, and the connection is made to what that gave, so
+that a second answer of a name server changes nothing. Proxies are not used: they would look names up themselves.
+Cookies, credentials and compression are not sent or accepted.
 
 A fetch ends when its time is over, whatever the other side does meanwhile, and when nobody waits for it any more. Knows
 no formats: what it returns may be no image.
@@ -20,29 +21,81 @@ from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException, HTTPResponse
 from importlib.util import find_spec
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from time import monotonic
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urljoin, urlsplit
 
-from mlx_backend.images.data_uri import too_many_bytes
-from mlx_backend.images.source import ImageError
+from mlx_backend.images import ImageError, too_many_bytes
 from mlx_backend.preparation import current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mlx_backend.images.addresses import AllowedAddresses
+    from collections.abc import Callable, Iterable, Sequence
+    from ipaddress import IPv4Network
 
     # A host's name and a port -> the addresses it has, as text, without names. Raises OSError.
     type LookUp = Callable[[str, int], Sequence[str]]
 
 MAX_REDIRECTS = 5
 MAX_ADDRESSES = 4
-"""Of one name, that are tried one after the other."""
+"""Addresses of one name that are tried one after the other."""
+_NAT64 = IPv6Network("64:ff9b::/96")
+_LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")  # of a network's own; what it leads to cannot be known
 _READ_BYTES = 64 << 10
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
 _KEPT_IN_PATHS = "%/:=&?~#+!$,;'@()*[]-._"
+
+
+class AllowedAddresses:
+    """Judges addresses. `named` are host names, addresses and networks (10.0.0.0/8) that may be private."""
+
+    def __init__(self, named: Iterable[str] = ()) -> None:
+        self._hosts: set[str] = set()
+        self._networks: list[IPv4Network | IPv6Network] = []
+        for each in named:
+            try:
+                self._networks.append(ip_network(each.strip("[]"), strict=False))
+            except ValueError:
+                self._hosts.add(_normal(each))
+
+    def names(self, host: str, address: str) -> bool:
+        """Whether the operator has named this host, or this address or a network that holds it."""
+        return _normal(host) in self._hosts or any(
+            _parse(address).version == network.version and _parse(address) in network
+            for network in self._networks
+        )
+
+    def allows(self, host: str, address: str) -> bool:
+        """Whether this address, which `host` has, may be connected to."""
+        return self.names(host, address) or is_public(address)
+
+
+def is_public(address: str) -> bool:
+    """Whether an address belongs to the public internet, as IANA's registries of special addresses say.
+
+    Addresses that carry an IPv4 address inside are public if that is.
+    """
+    parsed = _parse(address)
+    if isinstance(parsed, IPv6Address):
+        if parsed in _LOCAL_NAT64:
+            return False
+        inner = parsed.ipv4_mapped or parsed.sixtofour
+        if parsed in _NAT64:
+            inner = IPv4Address(parsed.packed[-4:])
+        if inner is not None:
+            return is_public(str(inner))
+        if parsed.is_site_local or parsed.teredo is not None:
+            return False
+    return parsed.is_global and not (parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified)
+
+
+def _parse(address: str) -> IPv4Address | IPv6Address:
+    return ip_address(address.partition("%")[0])  # without the interface of a link-local address
+
+
+def _normal(host: str) -> str:
+    return host.strip().rstrip(".").casefold()
 
 
 class FetchError(ImageError):

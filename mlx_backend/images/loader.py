@@ -13,18 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_backend.errors import RequestError
-from mlx_backend.images.addresses import AllowedAddresses
+from mlx_backend.images import ImageError
 from mlx_backend.images.data_uri import decode_data_uri, is_data_uri
 from mlx_backend.images.decode import decode
-from mlx_backend.images.fetch import ImageFetcher
-from mlx_backend.images.source import ImageError
+from mlx_backend.images.fetch import AllowedAddresses, ImageFetcher
 from mlx_backend.preparation import Slots, current
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from mlx_backend.images.source import ImageSource, Picture
+    from mlx_backend.images import ImageSource, Picture
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ COPIES = 26  # of a picture's pixels, while a model's processor makes floats of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
-    """What images a server accepts. `hosts` are those that may be in private networks (addresses.py)."""
+    """What images a server accepts. `hosts` are those that may be in private networks (fetch.py)."""
 
     allow_urls: bool = False
     hosts: tuple[str, ...] = ()

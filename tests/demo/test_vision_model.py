@@ -23,7 +23,7 @@ from training.vision.user_pictures import UserPicture, user_pictures
 from vision_models import SeeingModel
 
 from mlx_backend.demo import VISION_MODEL_PATH as MODEL_PATH
-from mlx_backend.images.source import Picture
+from mlx_backend.images import Picture
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_backend.images.addresses import AllowedAddresses, is_public
+from mlx_backend.images.fetch import AllowedAddresses, is_public
 
 PRIVATE = [
     *(

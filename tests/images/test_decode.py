@@ -13,9 +13,8 @@ from picture_files import BLUE, GREEN, RED, WHITE, encoded, png, png_claiming, w
 from PIL import Image  # picture_files has skipped this module where there is none
 from PIL.GifImagePlugin import GifImageFile
 
-from mlx_backend.images.decode import BYTES_PER_PIXEL, MAX_JPEG_SCANS, decode
-from mlx_backend.images.detail import MAX_PIXELS
-from mlx_backend.images.source import Detail, ImageError, Picture
+from mlx_backend.images import Detail, ImageError, Picture
+from mlx_backend.images.decode import BYTES_PER_PIXEL, MAX_JPEG_SCANS, MAX_PIXELS, decode
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -14,9 +14,8 @@ import pytest
 from picture_files import png
 from picture_site import PictureSite, found, moved
 
-from mlx_backend.images.addresses import AllowedAddresses
-from mlx_backend.images.fetch import MAX_REDIRECTS, ImageFetcher
-from mlx_backend.images.source import ImageError
+from mlx_backend.images import ImageError
+from mlx_backend.images.fetch import MAX_REDIRECTS, AllowedAddresses, ImageFetcher
 from mlx_backend.preparation import Preparation, PreparationCancelled
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ def test_a_name_with_a_private_address_is_refused_without_a_connection(address: 
 
 
 def test_a_public_address_of_this_machine_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlx_backend.images.addresses.is_public", lambda _address: True)
+    monkeypatch.setattr("mlx_backend.images.fetch.is_public", lambda _address: True)
     with PictureSite({"/a.png": found(PNG)}) as site:
         assert refusal(site.url()).code == "image_url_refused"
         assert site.connections == 0

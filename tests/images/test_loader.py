@@ -12,9 +12,9 @@ from picture_files import data_uri, png, png_claiming
 from picture_site import PictureSite, found, moved
 
 from mlx_backend.errors import RequestError
+from mlx_backend.images import Detail, ImageSource, Picture
 from mlx_backend.images.decode import BYTES_PER_PIXEL
 from mlx_backend.images.loader import COPIES, ImageLimits, ImageLoader
-from mlx_backend.images.source import Detail, ImageSource, Picture
 from mlx_backend.preparation import Preparation
 
 if TYPE_CHECKING:

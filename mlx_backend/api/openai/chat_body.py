@@ -32,7 +32,7 @@ from mlx_backend.api.openai.objects import (
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
 from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.conversation.message_parts import media_in_result
-from mlx_backend.images.source import Detail, ImageSource
+from mlx_backend.images import Detail, ImageSource
 from mlx_backend.models.spec import RESERVED_KWARGS
 from mlx_backend.settings import ReasoningFormat
 

@@ -8,7 +8,7 @@ import pytest
 
 from mlx_backend.api.errors import ApiError
 from mlx_backend.api.openai.chat_body import take_images
-from mlx_backend.images.source import Detail
+from mlx_backend.images import Detail
 
 URI = "data:image/png;base64,aaaa"
 TEXT = {"type": "text", "text": "What is this?"}

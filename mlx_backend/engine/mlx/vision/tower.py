@@ -28,7 +28,7 @@ from mlx_backend.engine.mlx.vision.families import (
 )
 from mlx_backend.engine.mlx.vision.image_memory import FeatureCache, PreparedImages, TowerCost
 from mlx_backend.errors import EngineRefused, first_line
-from mlx_backend.images.source import Picture
+from mlx_backend.images import Picture
 from mlx_backend.models.files import of_text, read_json_or_empty
 
 if TYPE_CHECKING:

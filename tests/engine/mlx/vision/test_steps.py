@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.mlx.batch import MLXBatch
-    from mlx_backend.images.source import Picture
+    from mlx_backend.images import Picture
 
 pytestmark = needs_mlx_vlm
 
