@@ -11,12 +11,14 @@ from dify_plugin.config.logger_format import plugin_logger_handler
 from dify_mlx_provider.servers.discovery import keep_descriptions
 
 MAX_REQUEST_SECONDS = 3600
-"""A long prompt takes long on a small machine; Dify's daemon has a limit of its own."""
+"""Seconds of one call: a long prompt takes long on a small machine. Dify's daemon has a limit of its own."""
 
 CACHE = Path.cwd() / ".cache"
-"""In the plugin's own folder, which Dify's daemon keeps in a volume: it outlives the process and the container, and is
-the plugin's alone. The daemon takes the checksum of the package and not of this folder; an updated plugin has another
-folder, and begins anew. What runs without a disk (serverless) remembers only in memory."""
+"""A folder in the plugin's own, which Dify's daemon keeps in a volume: it outlives the process and the container.
+
+The daemon takes the checksum of the package and not of this folder; an updated plugin has another folder, and begins
+anew. What runs without a disk (serverless) remembers only in memory.
+"""
 
 if __name__ == "__main__":
     # Modules log as usual; the daemon writes it into its own log. Nothing of a conversation belongs in it.

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# The texts of an answer, by name: all that Dify shows, and that without the thinking, as `separated` nodes keep it.
 _SHOWN, _ANSWER = "shown", "answer"
-"""The texts of an answer, by name: all that Dify shows, and that without the thinking, as `separated` nodes keep it."""
 
 
 def _quotes(message: Mapping[str, Any]) -> list[Quote]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from dify_plugin.entities.model.message import (
     AudioPromptMessageContent,
@@ -66,6 +66,20 @@ class AcceptedMedia:
     model_label: str
     refused: frozenset[str] = frozenset()
 
+    @classmethod
+    def of(cls, model: str, credentials: Credentials, described: ServedModel | None) -> Self:
+        """Return what a model takes, by its form and else by what its server says of it."""
+        capabilities = described.capabilities if described is not None else None
+        refused = {
+            content_type
+            for content_type, (capability, *_) in _MEDIA.items()
+            if capabilities is not None and capability not in capabilities
+        }
+        if credentials.vision is not None:
+            refused = refused - {"image"} if credentials.vision else refused | {"image"}
+        own_name = described.name if described is not None and model == "default" else model
+        return cls(model_label=credentials.display_name or own_name, refused=frozenset(refused))
+
     def hides(self, content_type: str, *, is_earlier: bool) -> bool:
         """Whether the model reads that there was such content, in place of it."""
         return is_earlier and content_type == "image" and content_type in self.refused
@@ -82,20 +96,6 @@ class AcceptedMedia:
                 f"{article} {what}. Start a new conversation, or {remedy}."
             )
         raise ValueError(f"the model {self.model_label} cannot {cannot}. Remove the {what}, or {remedy}.")
-
-
-def accepted_media(model: str, credentials: Credentials, described: ServedModel | None) -> AcceptedMedia:
-    """Return what a model takes, by its form and else by what its server says of it."""
-    capabilities = described.capabilities if described is not None else None
-    refused = {
-        content_type
-        for content_type, (capability, *_) in _MEDIA.items()
-        if capabilities is not None and capability not in capabilities
-    }
-    if credentials.vision is not None:
-        refused = refused - {"image"} if credentials.vision else refused | {"image"}
-    own_name = described.name if described is not None and model == "default" else model
-    return AcceptedMedia(model_label=credentials.display_name or own_name, refused=frozenset(refused))
 
 
 def message_content(

@@ -130,7 +130,7 @@ class _AnswerFormat:
 
     def stream(self, chunks: ChunkStream) -> AnswerStream:
         """Yield an answer's text as it arrives. Raises Refused if it was cut off so that it cannot be used."""
-        reader, writer = self._start(starts_in_reasoning=self._is_expected_to_start_in_reasoning())
+        reader, writer = self._start()
         yield from iter_text(reader, writer, chunks)
         if reader.started_in_reasoning is not None:  # too late for this answer, in time for the next
             _observed_starts.set(self.address_and_model, reader.started_in_reasoning)
@@ -146,11 +146,11 @@ class _AnswerFormat:
                 received.append(chunk)
                 yield chunk
 
-        reader, writer = self._start(starts_in_reasoning=self._is_expected_to_start_in_reasoning())
+        reader, writer = self._start()
         text = "".join(iter_text(reader, writer, record()))
         if reader.started_in_reasoning is not None:
             _observed_starts.set(self.address_and_model, reader.started_in_reasoning)
-            reader, writer = self._start(starts_in_reasoning=reader.started_in_reasoning)
+            reader, writer = self._start()
             text = "".join(iter_text(reader, writer, received))
         self.cut_check.check(reader.result, writer)
         if len(json.dumps([text, [call.arguments for call in reader.result.calls]])) > MAX_RESULT_BYTES:
@@ -161,15 +161,11 @@ class _AnswerFormat:
         yield text
         return reader.result
 
-    def _is_expected_to_start_in_reasoning(self) -> bool:
-        """Whether this model's last answer did, or its name suggests it."""
+    def _start(self) -> tuple[StreamReader, ThinkBlockWriter]:
+        """Start as this model's last answer did, or as its name suggests."""
         by_name = _STARTS_IN_REASONING.search(self.address_and_model[1]) is not None
-        return not self.server_separates and _observed_starts.get(self.address_and_model, by_name)
-
-    def _start(self, *, starts_in_reasoning: bool) -> tuple[StreamReader, ThinkBlockWriter]:
-        reader = StreamReader(
-            self.tools, scan=not self.server_separates, starts_in_reasoning=starts_in_reasoning
-        )
+        starts = not self.server_separates and _observed_starts.get(self.address_and_model, by_name)
+        reader = StreamReader(self.tools, scan=not self.server_separates, starts_in_reasoning=starts)
         writer = ThinkBlockWriter(
             hide_reasoning=self.hide_reasoning, verbatim=self.verbatim, follows=self.follows
         )

@@ -69,14 +69,16 @@ class LeakedMarkupParser:
         self._tools = tools
         self._scans = scan
         self._pending = ""
-        self._looked_at_start = False  # whether the beginning was checked for markup
-        self._has_separate_reasoning = False
+        # Whether the beginning was checked for markup; whether reasoning comes in a field of its own; and whether the
+        # opener of a block was spelt in the text so far.
+        self._looked_at_start = self._has_separate_reasoning = self._spells_opener = False
         self._before = PrecedingText()
-        self._spells_opener = False  # a block was opened, or its opener spelt, in the text so far
+        # What reads markup, and what reads the answer that follows a block of reasoning.
         self._parser: ChannelParser | None = None
-        self._answer: LeakedMarkupParser | None = None  # reads what follows a block of reasoning
+        self._answer: LeakedMarkupParser | None = None
         self._open: dict[int, ServerToolCall] = {}
-        self._assumed_reasoning: list[str] | None = None  # reasoning only by `starts_in_reasoning`
+        # What is taken for reasoning only because of `starts_in_reasoning`.
+        self._assumed_reasoning: list[str] | None = None
         if starts_in_reasoning:
             self._parser = self._new_parser(THINK, Channel.ANALYSIS)
             self._assumed_reasoning = []
@@ -86,13 +88,11 @@ class LeakedMarkupParser:
         self._has_separate_reasoning = True
         if self._assumed_reasoning == []:
             self._parser = self._assumed_reasoning = self._answer = None
-        if not self._pending.strip():
-            self._looked_at_start = True
-            return []
-        events: list[Event] = []
-        pending, self._pending = self._pending, ""
         self._looked_at_start = True
-        self._emit(pending, events)
+        events: list[Event] = []
+        if self._pending.strip():
+            pending, self._pending = self._pending, ""
+            self._emit(pending, events)
         return events
 
     def feed(self, text: str) -> list[Event]:
@@ -135,16 +135,15 @@ class LeakedMarkupParser:
         events: list[Event] = []
         while text:
             before, marker, after = _LATER.cut(text)
-            if marker and not self._is_leaked(before, marker):
-                before, marker = before + marker, ""
-                self._emit(before, events)
-                text = after
-                continue
-            self._emit(before, events)
             if not marker:
+                self._emit(before, events)
                 self._pending = after
                 break
             text = after
+            if not self._is_leaked(before, marker):
+                self._emit(before + marker, events)
+                continue
+            self._emit(before, events)
             if marker in _CLOSERS:
                 self.started_in_reasoning = True
                 continue

@@ -21,7 +21,7 @@ from dify_plugin.entities.model.message import (
     UserPromptMessage,
 )
 
-from dify_mlx_provider.chat.content_parts import AcceptedMedia, accepted_media, message_content
+from dify_mlx_provider.chat.content_parts import AcceptedMedia, message_content
 from dify_mlx_provider.chat.think_block import remove_guards, without_breaks
 from dify_mlx_provider.servers.requests import parse_extra_body
 from mlx_backend.conversation.dialects.base import HistoryPolicy
@@ -60,7 +60,7 @@ def chat_request(
     `described` is what the server says of the model.
     """
     tool_fields = [_tool(tool) for tool in call.tools]
-    media = accepted_media(call.model, credentials, described)
+    media = AcceptedMedia.of(call.model, credentials, described)
     questions = [
         index for index, message in enumerate(call.messages) if isinstance(message, UserPromptMessage)
     ]

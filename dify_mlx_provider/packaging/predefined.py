@@ -25,11 +25,10 @@ FOLDER = Path(__file__).resolve().parents[2] / "provider_assets" / "llm"
 ORDER = "_position.yaml"
 WRITTEN_BY = "# Written by `make models` from dify_mlx_provider/packaging/predefined.py: change it there.\n"
 ANY_EFFORT = ("none", *LEVELS)
-"""Of a model whose template only switches reasoning too: low and medium are budgets, high is the model as it is."""
-
+"""The efforts of a model, also of one whose template only switches reasoning: low and medium are budgets then."""
 
 FEATURES = ("agent-thought", "tool-call", "stream-tool-call", "structured-output")
-"""Of every model in the list.
+"""The features of every model in the list.
 
 tool-call and not multi-tool-call: gpt-oss makes one call and waits for its result. stream-tool-call: a call arrives
 whole, but within a stream, so Dify need not switch streaming off while tools are offered.

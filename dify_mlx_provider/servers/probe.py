@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from dify_mlx_provider.upstream.credentials import Credentials
 
+# Seconds for the connection, between two packets, and for the whole answer.
 CONNECT_TIMEOUT, READ_TIMEOUT, TOTAL_TIMEOUT = 2.0, 5.0, 10.0
-"""Seconds for the connection, between two packets, and for the whole answer."""
 
 MAX_RESPONSE_BYTES = 4 * 2**20
 
