@@ -1,23 +1,25 @@
 """The settings of a reply and of the server: each declared once, with its limits and its help.
 
-`SamplingSettings` (sampling_settings.py) and `ReplySettings` exist three times over: as a request sends them, as a
-model's own, and as the server's. None always means "not set": the next of these decides, and last the model itself.
+`SamplingSettings` and `ReplySettings` exist three times over: as a request sends them, as a model's own, and as the
+server's. None always means "not set": the next of these decides, and last the model itself.
 
 Knows nothing of argparse, HTTP or MLX; the standard library and the shared core are enough.
 """
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from mlx_backend.api_key_kind import API_KEY, NAMED_KEYS, NamedKeys
 from mlx_backend.conversation.effort import Effort, parse_effort
 from mlx_backend.conversation.message_parts import REASONING_CONTENT
 from mlx_backend.declaration import (
     Kind,
     Network,
     Setting,
+    SettingError,
+    declared,
     network,
     number,
     one_of,
@@ -28,7 +30,127 @@ from mlx_backend.declaration import (
     text,
     whole,
 )
-from mlx_backend.sampling_settings import SamplingSettings
+
+type NamedKeys = tuple[tuple[str, str], ...]
+
+
+def key_name(value: object) -> str:
+    """Return the name of an API key, which is written to logs and metrics. Raises SettingError."""
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", value):
+        raise SettingError("must be 1 to 64 letters, digits, dots, hyphens or underscores")
+    return value
+
+
+def check_key(key: str) -> str:
+    """Return an API key that a header can hold. Raises SettingError."""
+    if not key.strip():
+        raise SettingError("is empty (an unset variable?)")
+    if key != key.strip() or not key.isprintable():
+        raise SettingError("must be on one line, without blanks at either end")
+    return key
+
+
+def _named_keys(value: str) -> NamedKeys:
+    """Return the keys in alice=KEY,bob=KEY. The errors repeat none of them."""
+    pairs = [part.strip().partition("=") for part in value.split(",") if part.strip()]
+    for position, (name, equals, key) in enumerate(pairs, 1):
+        if not equals or not key:
+            raise SettingError(f"key {position} is not written NAME=KEY")
+        try:
+            key_name(name)
+        except SettingError as error:
+            raise SettingError(f"the name of key {position} {error}") from None
+        try:
+            check_key(key)
+        except SettingError as error:
+            raise SettingError(f"key {position} {error}") from None
+    if not pairs:
+        raise SettingError("is empty (an unset variable?)")
+    return tuple((name, key) for name, _, key in pairs)
+
+
+API_KEY = Kind(words="a key", metavar="KEY", type=str, parse=check_key, show=lambda _: "…")
+NAMED_KEYS = Kind(
+    words="names with a key each, such as alice=KEY,bob=KEY",
+    metavar="NAME=KEY,…",
+    type=tuple[tuple[str, str], ...],
+    parse=_named_keys,
+    show=lambda _: "…",
+)
+
+_SHARE = number(0, 1)
+_PENALTY = number(-2, 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingSettings:
+    """How the next token is chosen, by the names of the engine's `Sampling`."""
+
+    temperature: Annotated[
+        float | None,
+        Setting(
+            kind=number(0, 2),
+            help="randomness of sampling; 0 always takes the most likely token",
+            default="what the model's makers recommend, or 1; 0 for the demo model",
+        ),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Setting(kind=_SHARE, help="choose among the most likely tokens that together have this probability"),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        Setting(
+            kind=whole(0, words="a whole number, or 0 for all"),
+            help="choose among this many of the most likely tokens; 0: all",
+        ),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Setting(
+            kind=_SHARE,
+            help="leave out tokens whose probability is below this fraction of the most likely one's",
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        Setting(
+            kind=whole(0, (1 << 63) - 1, words="a whole number from 0 up"),
+            help="the same seed gives the same reply to the same request",
+            default="a new one for each reply",
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        Setting(kind=number(0, 10, above=True), help="above 1, recent tokens become less likely"),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        Setting(kind=_PENALTY, help="above 0, tokens that have been used become less likely"),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        Setting(kind=_PENALTY, help="above 0, tokens become less likely each time they are used"),
+    ] = None
+    xtc_probability: Annotated[
+        float | None,
+        Setting(kind=_SHARE, help="how often the most likely tokens are excluded (XTC sampling)"),
+    ] = None
+    xtc_threshold: Annotated[
+        float | None,
+        Setting(
+            kind=number(0, 0.5),
+            help="XTC excludes all tokens above this probability except the least likely of them",
+        ),
+    ] = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Those that are set, by name."""
+        return {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+
+
+SAMPLING = tuple(declared(SamplingSettings))
 
 
 class ReasoningFormat(StrEnum):

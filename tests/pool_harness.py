@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from scripted_engine import ScriptedEngine
 
 from mlx_backend.models.spec import ModelSpec
-from mlx_backend.registry.base import LoadProgress, ModelStatus
+from mlx_backend.registry.base import Lease, LoadProgress, ModelStatus
 from mlx_backend.registry.catalogue import Catalogue
-from mlx_backend.registry.model_pool import Clock, ModelLease, ModelPool
+from mlx_backend.registry.model_pool import Clock, ModelPool
 
 SOON = 20  # seconds after which a test that waits for another thread gives up
 GB = 1 << 30
@@ -179,7 +179,7 @@ def pool_threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("model-")}
 
 
-def error_of(pending: Future[ModelLease[FakeService]]) -> BaseException:
+def error_of(pending: Future[Lease[FakeService]]) -> BaseException:
     error = pending.exception(SOON)
     assert error is not None
     return error

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlx_backend.registry.base import ModelStatus, loaded_status
+from mlx_backend.registry.base import Lease, ModelStatus
 from mlx_backend.registry.errors import ModelPinned, UnknownModel, WrongType
 
 if TYPE_CHECKING:
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from mlx_backend.embedding.embedder import Embedder
     from mlx_backend.models.description import ModelDescription
     from mlx_backend.models.files import ModelType
-    from mlx_backend.registry.base import Lease
 
 
 class SingleModelRegistry:
@@ -26,7 +24,7 @@ class SingleModelRegistry:
         name = service.engine.model_id
         self._names = {name, name.rpartition("/")[2], "default", "", None}
 
-    def acquire(self, name: str | None, wait: float) -> _PermanentLease:
+    def acquire(self, name: str | None, wait: float) -> Lease[Service]:
         """Lease the model; nothing is counted."""
         if name not in self._names:
             own = self._service.engine.model_id
@@ -35,25 +33,25 @@ class SingleModelRegistry:
                 f"The model {shown!r} is not served here; this server has {own!r} "
                 "(or leave 'model' out, or send 'default')."
             )
-        return _PermanentLease(self._service)
+        return Lease(self._service.engine.model_id, self._service, lambda: None)
 
     def acquire_embedder(self, name: str | None, wait: float, model_type: ModelType) -> Lease[Embedder]:
         """Raise WrongType: the only model is a language model."""
         own = self._service.engine.model_id
         raise WrongType(f"No model here can do this: {own!r} is a language model, and the only one.")
 
-    def acquire_any(self, name: str | None, wait: float) -> _PermanentLease:
+    def acquire_any(self, name: str | None, wait: float) -> Lease[Service]:
         """Lease the model."""
         return self.acquire(name, wait)
 
     def statuses(self) -> Sequence[ModelStatus]:
         """Return the model's status."""
-        return [loaded_status(self._service, pinned=True)]
+        return [self._status()]
 
     def status(self, name: str) -> ModelStatus:
         """Return the model's status if this is its name."""
         self.acquire(name, 0)
-        return loaded_status(self._service, pinned=True)
+        return self._status()
 
     def describe(self, name: str) -> ModelDescription:
         """Return what the model can do."""
@@ -65,10 +63,14 @@ class SingleModelRegistry:
         self.acquire(name, 0)
         raise ModelPinned(f"The model {name!r} is the only one of this server, and stays in memory.")
 
-
-@dataclass(frozen=True, slots=True)
-class _PermanentLease:
-    service: Service
-
-    def release(self) -> None:
-        """Do nothing."""
+    def _status(self) -> ModelStatus:
+        engine = self._service.engine
+        status = engine.status()
+        return ModelStatus(
+            name=engine.model_id,
+            state=status.state,
+            running=status.running,
+            waiting=status.waiting,
+            detail=status.detail,
+            pinned=True,
+        )

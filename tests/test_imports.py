@@ -97,8 +97,6 @@ FLOORS = [
     ["mlx_backend.device"],
     ["mlx_backend.models"],
     ["mlx_backend.settings"],
-    ["mlx_backend.sampling_settings"],
-    ["mlx_backend.api_key_kind"],
     ["mlx_backend.declaration"],
     ["mlx_backend.images"],
     ["mlx_backend.child_process"],

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from mlx_backend.byte_cache import CacheBudget
     from mlx_backend.chat.capabilities import ChatFormat
-    from mlx_backend.chat.limits import ReplyLimits
-    from mlx_backend.chat.prompt import ImagePlaces, Prompt, TextSize
+    from mlx_backend.chat.limits import ReplyLimits, TextSize
+    from mlx_backend.chat.prompt import ImagePlaces, Prompt
     from mlx_backend.chat.request import ChatRequest
     from mlx_backend.chat.request_images import SeenImages
     from mlx_backend.conversation.effort_sources import Resolution

@@ -9,7 +9,8 @@ these alone are twice what fits: a cut in a text makes a few tokens more, not tw
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.request import UNLIMITED, ChatRequest, CompletionRequest
@@ -18,9 +19,8 @@ from mlx_backend.errors import RequestError
 from mlx_backend.preparation import current
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
-    from mlx_backend.chat.prompt import Prompt
     from mlx_backend.chat.request import ReplyRequest
     from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.engine.base import Tokenizer
@@ -47,9 +47,8 @@ class ReplyLimits:
                     numbers={f"max_{name}": limit},
                 )
 
-    def max_tokens_of(self, request: ReplyRequest, prompt: Prompt) -> int:
-        """Return how many tokens the reply may have. Raises RequestError if the prompt leaves no room for one."""
-        length = len(prompt.tokens)
+    def max_tokens_of(self, request: ReplyRequest, length: int) -> int:
+        """Return how many tokens the reply to a prompt of `length` may have. Raises RequestError if there is no room."""
         if not self.has_room_after(length):
             raise self.too_long("prompt" if isinstance(request, CompletionRequest) else "messages", length)
         limit = request.max_tokens or self.settings.max_tokens or self.context_length
@@ -116,58 +115,53 @@ _PIECE = 1 << 16
 """Characters that are tokenised at a time."""
 
 
-class TokenizedSize:
-    """Implements `TextSize`. Checks texts of which only the tokens are wanted: they may be longer than the context."""
+class TextSize:
+    """Refuses a text of more than `max_tokens` before tokens are made of all of it. Safe to use from several threads.
 
-    def __init__(self, tokenizer: Tokenizer, context_length: int) -> None:
+    A text of at most `uncounted` characters is not counted. `refuse` makes the error for a text, in a field, that has
+    about a number of tokens.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_tokens: int,
+        uncounted: int,
+        refuse: Callable[[str, int], RequestError],
+    ) -> None:
         self._tokenizer = tokenizer
-        self._most = max(context_length, MIN_TOKENIZED)
+        self._max_tokens = max_tokens
+        self._uncounted = uncounted
+        self._refuse = refuse
 
-    def check_text(self, text: str, field: str = "messages") -> None:
-        """Raise the RequestError for a text of more tokens than are made for one request."""
-        tokens, characters = _count(self._tokenizer, text, self._most, at_least=self._most)
-        if tokens > self._most:
-            raise RequestError(
-                f"The request has about {tokens * len(text) // characters} tokens; at most {self._most} are "
-                "tokenised in one request: send the text in parts.",
+    @classmethod
+    def of_prompts(cls, tokenizer: Tokenizer, limits: ReplyLimits) -> Self:
+        """Make that of texts which a model is to read."""
+        length = limits.context_length
+        refuse = partial(limits.too_long, is_estimate=True)
+        return cls(tokenizer, 2 * length, CHARACTERS_PER_TOKEN * length, refuse)
+
+    @classmethod
+    def of_tokenized(cls, tokenizer: Tokenizer, context_length: int) -> Self:
+        """Make that of texts of which only the tokens are wanted: they may be longer than the context."""
+        most = max(context_length, MIN_TOKENIZED)
+
+        def refuse(field: str, tokens: int) -> RequestError:
+            return RequestError(
+                f"The request has about {tokens} tokens; at most {most} are tokenised in one request: send the text "
+                "in parts.",
                 field,
             )
 
-    def check_texts(self, texts: Sequence[str], field: str) -> None:
-        """Raise the same for several texts, which count together."""
-        if sum(map(len, texts)) > self._most:
-            self.check_text("".join(texts), field)
+        return cls(tokenizer, most, most, refuse)
 
-
-class PromptSize:
-    """Implements `TextSize`. Checks the prompts of one model. Safe to use from several threads."""
-
-    def __init__(self, tokenizer: Tokenizer, limits: ReplyLimits) -> None:
-        self._tokenizer = tokenizer
-        self._limits = limits
-
-    def check_messages(self, messages: Sequence[object]) -> None:
-        """Raise the RequestError for more messages than the context has tokens, before they are rendered."""
-        if not self._limits.has_room_after(len(messages)):
-            raise self._limits.too_many_messages(len(messages))
-
-    def check_text(self, text: str, field: str = "messages") -> None:
-        """Raise the RequestError for a text of far more tokens than the context; it says about how many."""
-        most = 2 * self._limits.context_length
-        tokens, characters = _count(self._tokenizer, text, most, at_least=most * CHARACTERS_PER_TOKEN // 2)
-        if tokens > most:
-            raise self._limits.too_long(field, tokens * len(text) // characters, is_estimate=True)
-
-
-def _count(tokenizer: Tokenizer, text: str, most: int, *, at_least: int) -> tuple[int, int]:
-    """Return how many tokens the pieces of a text have until there are more than `most`, and of how many characters.
-
-    0 of 0 for a text of fewer than `at_least` characters.
-    """
-    tokens = counted = 0
-    while counted < len(text) > at_least and tokens <= most:
-        current().check()
-        piece = text[counted : counted + _PIECE]
-        tokens += len(tokenizer.encode(piece, control_tokens=True))
-        counted += len(piece)
-    return tokens, counted
+    def check(self, text: str, field: str = "messages") -> None:
+        """Raise the RequestError for a text that is too long."""
+        tokens = counted = 0
+        while counted < len(text) > self._uncounted:
+            current().check()
+            piece = text[counted : counted + _PIECE]
+            tokens += len(self._tokenizer.encode(piece, control_tokens=True))
+            counted += len(piece)
+            if tokens > self._max_tokens:
+                raise self._refuse(field, tokens * len(text) // counted)

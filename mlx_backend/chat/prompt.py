@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mlx_backend.byte_cache import ByteCache
 from mlx_backend.conversation.message_parts import has_images, is_image
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from mlx_backend.byte_cache import CacheBudget
+    from mlx_backend.chat.limits import TextSize
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.dialects.base import Piece
     from mlx_backend.conversation.events import Channel
@@ -239,14 +240,6 @@ class Prompt:
         return sum(each.image.num_tokens for each in self.images)
 
 
-class TextSize(Protocol):
-    """Refuses texts that are too long."""
-
-    def check_text(self, text: str, field: str = "messages") -> None:
-        """Raise the RequestError for a text, in this field, that is too long."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Rendering:
     """What one prompt is made of.
@@ -282,7 +275,7 @@ class PromptBuilder:
         shown = given.images.shown(text) if given.images is not None else ShownImages(text)
         text = shown.text
         if given.size is not None:
-            given.size.check_text(text)
+            given.size.check(text)
         tokens = self._tokenise(text, sentinel)
         found = shown.found(tokens)
         return Prompt(
@@ -297,7 +290,7 @@ class PromptBuilder:
         prompt = self.build(given)
         if given.size is not None:
             for begun in (reasoning, content):
-                given.size.check_text(begun)
+                given.size.check(begun)
         tokens = list(prompt.tokens)
         continuation = self._dialect.continuation(reasoning, content, opened=prompt.opens_in)
         for marker, pieces in groupby(continuation.pieces, key=lambda piece: piece.marker):
@@ -315,7 +308,7 @@ class PromptBuilder:
         checkpoints = []
         for message in given.messages:
             if given.size is not None:
-                given.size.check_text(str(message["content"]))
+                given.size.check(str(message["content"]))
             tokens += self._tokenizer.encode(roles.get(message["role"], ""), control_tokens=True)
             tokens += self._tokenizer.encode(str(message["content"]), control_tokens=False)
             tokens += self._tokenizer.encode(roles.get("stop", ""), control_tokens=True)

@@ -252,32 +252,6 @@ class RawText:
         return [*shown, StreamEnd(ended_by)]
 
 
-class RestoredNames:
-    """Implements `Parser` over another one."""
-
-    def __init__(self, parser: Parser, names: ToolNames) -> None:
-        self._parser = parser
-        self._names = names
-
-    @property
-    def ended(self) -> bool:
-        """Nothing after this belongs to the reply."""
-        return self._parser.ended
-
-    @property
-    def is_reasoning(self) -> bool:
-        """Text that came next would be reasoning."""
-        return self._parser.is_reasoning
-
-    def feed(self, text: str, token: int | None = None) -> list[Event]:
-        """Parse more text."""
-        return self._names.restored(self._parser.feed(text, token))
-
-    def close(self, ended_by: EndedBy = "stop") -> list[Event]:
-        """Parse the end; the last event is a StreamEnd."""
-        return self._names.restored(self._parser.close(ended_by))
-
-
 type ReplyEvent = Event | ContentLogprobs
 
 
@@ -341,6 +315,7 @@ class ReplySetup:
 
     `on_finished` is called once, before the StreamEnd is handed out: the client's next request may follow at
     once. It is not called for a reply that was closed or failed. `running` learns what is said, and may end the reply.
+    `tool_names` gives calls the names that the client knows, where the model has others for them.
     """
 
     parser: Parser
@@ -354,6 +329,7 @@ class ReplySetup:
     parallel_tool_calls: bool = True
     on_finished: Callable[[FinishedReply], None] | None = None
     running: RunningReply | None = None
+    tool_names: ToolNames | None = None
 
 
 class Reply:
@@ -432,7 +408,7 @@ class Reply:
         if self._parser.ended:  # at an end marker that is not one of the engine's end tokens
             return self._cut()
         was_reasoning = self._parser.is_reasoning
-        events = self._parser.feed(delta.text, delta.token)
+        events = self._restored(self._parser.feed(delta.text, delta.token))
         is_reasoning = self._parser.is_reasoning
         self._meter.count(delta, events, was_reasoning=was_reasoning, is_reasoning=is_reasoning)
         self._logprobs.hold(delta, events)
@@ -447,7 +423,7 @@ class Reply:
         return self._end("stop")
 
     def _end(self, ended_by: EndedBy) -> list[ReplyEvent]:
-        *shown, end = self._show(self._parser.close(ended_by))
+        *shown, end = self._show(self._restored(self._parser.close(ended_by)))
         assert isinstance(end, StreamEnd)
         self.finish = end.finish
         if self._setup.on_finished is not None:
@@ -455,6 +431,10 @@ class Reply:
             call_ids = [self.call_id(at) for at, call in enumerate(message.tool_calls) if call.complete]
             self._setup.on_finished(FinishedReply(message, call_ids))
         return [*shown, end]
+
+    def _restored(self, events: list[Event]) -> list[Event]:
+        names = self._setup.tool_names
+        return events if names is None else names.restored(events)
 
     def _show(self, events: Sequence[Event]) -> list[ReplyEvent]:
         """Return what a client gets of these events, log probabilities before the content they belong to."""

@@ -58,7 +58,7 @@ class ReplyConstraints:
     ) -> Constraint | None:
         """Return the constraint of one reply, None if there is nothing to constrain. Raises RequestError."""
         limits = self._limits
-        max_tokens = limits.max_tokens_of(request, prompt)
+        max_tokens = limits.max_tokens_of(request, len(prompt.tokens))
         budget = limits.thinking_budget_of(request, conversation.resolution)
         constraint = self._start_grammar(request, grammar, conversation, prompt)
         budget_constraint = self._budgets.start(

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.byte_cache import CacheBudget
 from mlx_backend.chat.capabilities import ChatFormat, ModelFacts, describe
 from mlx_backend.chat.chat_prompt import ChatPrompts, ReasoningStore
-from mlx_backend.chat.limits import PromptSize, ReplyLimits, TokenizedSize
+from mlx_backend.chat.limits import ReplyLimits, TextSize
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.prompt import Prompt
-from mlx_backend.chat.reply import RawText, Reply, ReplySetup, RestoredNames
+from mlx_backend.chat.reply import RawText, Reply, ReplySetup
 from mlx_backend.chat.reply_constraints import ReplyConstraints
 from mlx_backend.chat.request import recognised
 from mlx_backend.chat.request_images import RequestImages
@@ -83,8 +83,8 @@ class Service:
         )
         self._dialect = form.dialect
         self._limits = ReplyLimits(context_length=engine.context_length, settings=settings)
-        self._size = PromptSize(tokenizer, self._limits)
-        self._tokenized_size = TokenizedSize(tokenizer, engine.context_length)
+        self._size = TextSize.of_prompts(tokenizer, self._limits)
+        self._tokenized_size = TextSize.of_tokenized(tokenizer, engine.context_length)
         self._reasoning_store = ReasoningStore(caches)
         self._superseded = SupersededReplies(engine.model_id)
         self._constraints = ReplyConstraints(tokenizer, form.dialect, self._limits, caches)
@@ -140,8 +140,9 @@ class Service:
         self._limits.check(request)
         request = self._images.visible(self._recognised(request))
         conversation = self._prompts.conversation(request)
-        self._size.check_messages(conversation.messages)
         # Before rendering: what cannot be met is refused at once.
+        if not self._limits.has_room_after(count := len(conversation.messages)):
+            raise self._limits.too_many_messages(count)
         names = self._prompts.tool_names(request)
         renamed = _with_names(request, names)
         grammar = self._constraints.grammar(renamed)
@@ -153,7 +154,8 @@ class Service:
         open_call_ids = conversation.open_call_ids
         seen = images.known() if images is not None else None
         setup = ReplySetup(
-            parser=self._parser(renamed, prompt, names),
+            parser=self._parser(renamed, prompt),
+            tool_names=names if names.differ else None,
             prompt_tokens=len(prompt.tokens),
             image_tokens=prompt.image_tokens,
             special_tokens=self.engine.tokenizer.special_tokens,
@@ -171,7 +173,7 @@ class Service:
         """Start a client's completion of a bare text. Raises RequestError or an EngineError."""
         special_tokens = self.engine.tokenizer.special_tokens
         if isinstance(request.prompt, str):
-            self._size.check_text(request.prompt, "prompt")
+            self._size.check(request.prompt, "prompt")
             tokens = self.text_tokens(request.prompt)
         else:
             tokens = request.prompt
@@ -195,7 +197,7 @@ class Service:
 
     def check_tokenizable(self, texts: Sequence[str]) -> None:
         """Raise the RequestError for texts that are too long to be tokenised in one request."""
-        self._tokenized_size.check_texts(texts, "prompt")
+        self._tokenized_size.check("".join(texts), "prompt")
 
     def text_tokens(self, text: str, *, bos: bool = True) -> tuple[int, ...]:
         """Tokenise a bare text: markers in it are control tokens, and with `bos` it begins as every prompt does."""
@@ -223,17 +225,16 @@ class Service:
             tool_tokens = length - len(without_tools.tokens)
         raise self._limits.too_long("messages", length, tools=len(request.tools), tool_tokens=tool_tokens)
 
-    def _parser(self, request: ChatRequest, prompt: Prompt, names: ToolNames) -> Parser:
+    def _parser(self, request: ChatRequest, prompt: Prompt) -> Parser:
         """Make the parser; `request` has the names of tools for the model."""
         if request.raw:
             return RawText()
-        parser = ChannelParser(
+        return ChannelParser(
             self._dialect,
             tools=request.tools,
             opens_in=prompt.opens_in,
             special_tokens=self.engine.tokenizer.special_tokens,
         )
-        return RestoredNames(parser, names) if names.differ else parser
 
     def _generate(
         self,
@@ -242,7 +243,7 @@ class Service:
         client: QueueClient,
         constraint: Constraint | None = None,
     ) -> Generation:
-        max_tokens = self._limits.max_tokens_of(request, prompt)
+        max_tokens = self._limits.max_tokens_of(request, len(prompt.tokens))
         sampling = self._sampling(request)
         self._check_tokens("logit_bias", "logit_bias", [token for token, _ in sampling.logit_bias])
         return self.engine.generate(

@@ -26,8 +26,7 @@ from mlx_backend.commands.options import (
     settings_of,
 )
 from mlx_backend.commands.output import logging_to_stderr, say
-from mlx_backend.commands.reachable_address import reachable_url
-from mlx_backend.commands.start_lines import start_lines
+from mlx_backend.commands.start_lines import reachable_url, start_lines
 from mlx_backend.commands.stop_signals import StopSignals, ended_by_interrupts
 from mlx_backend.declaration import variable_of
 from mlx_backend.demo import MODEL_NAME, demo_path

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mlx_backend.chat.service import Service
     from mlx_backend.embedding.embedder import Embedder
@@ -52,17 +53,36 @@ class ModelStatus:
     aliases: tuple[str, ...] = ()
 
 
-class Lease[S](Protocol):
-    """A model in use: it stays in memory until the lease is released."""
+class Lease[S]:
+    """A model in use. Release it when the reply is done: idempotent, from any thread; garbage collection does too."""
+
+    def __init__(self, name: str, service: S, on_release: Callable[[], None]) -> None:
+        self.name = name
+        self._service: S | None = service
+        self._on_release = on_release
+        self._released = threading.Lock()
 
     @property
     def service(self) -> S:
-        """The loaded model."""
-        ...
+        """The model's service. Raises RuntimeError after the release."""
+        if self._service is None:
+            raise RuntimeError(f"The model {self.name!r} has been released.")
+        return self._service
 
     def release(self) -> None:
-        """End the lease. Idempotent, from any thread."""
-        ...
+        """End the lease."""
+        if self._released.acquire(blocking=False):
+            self._service = None
+            self._on_release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()
 
 
 class ModelRegistry(Protocol):
@@ -99,25 +119,3 @@ class ModelRegistry(Protocol):
     def unload(self, name: str) -> str:
         """Unload a model once nothing uses it; return a sentence on what happens. Raises ModelPinned."""
         ...
-
-
-def loaded_status(
-    service: Service | Embedder,
-    *,
-    name: str | None = None,
-    pinned: bool = False,
-    in_use: int = 0,
-    aliases: tuple[str, ...] = (),
-) -> ModelStatus:
-    """Return the status of a model that is in memory."""
-    status = service.engine.status()
-    return ModelStatus(
-        name=name or service.engine.model_id,
-        state=status.state,
-        running=status.running,
-        waiting=status.waiting,
-        detail=status.detail,
-        pinned=pinned,
-        in_use=in_use,
-        aliases=aliases,
-    )

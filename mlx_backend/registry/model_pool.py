@@ -30,12 +30,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from mlx_backend.device.memory import format_bytes
 from mlx_backend.errors import EngineError, EngineStopped
 from mlx_backend.preparation import current
-from mlx_backend.registry.base import ModelStatus
+from mlx_backend.registry.base import Lease, ModelStatus
 from mlx_backend.registry.errors import InsufficientMemory, ModelError, ModelLoading, UnknownModel, copy_error
 
 if TYPE_CHECKING:
@@ -202,38 +202,6 @@ class ModelEntry[S]:
         )
 
 
-class ModelLease[S]:
-    """A model in use. Release it when the reply is done: idempotent, from any thread; garbage collection does too."""
-
-    def __init__(self, spec: ModelSpec, service: S, on_release: Callable[[], None]) -> None:
-        self.spec = spec
-        self._service: S | None = service
-        self._on_release = on_release
-        self._released = threading.Lock()
-
-    @property
-    def service(self) -> S:
-        """The model's service. Raises RuntimeError after the release."""
-        if self._service is None:
-            raise RuntimeError(f"The model {self.spec.name!r} has been released.")
-        return self._service
-
-    def release(self) -> None:
-        """End the lease."""
-        if self._released.acquire(blocking=False):
-            self._service = None
-            self._on_release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def __del__(self) -> None:
-        self.release()
-
-
 class ModelPool[S: LoadedService]:
     """The models in memory. Thread-safe.
 
@@ -285,7 +253,7 @@ class ModelPool[S: LoadedService]:
                 raise
             return self._catalogue.find(self._default_name)
 
-    def acquire(self, name: str | None, wait: float) -> ModelLease[S]:
+    def acquire(self, name: str | None, wait: float) -> Lease[S]:
         """Lease a model, loading it if necessary.
 
         Raises UnknownModel, ModelNotAllowed, InsufficientMemory, ModelLoading after `wait` seconds, EngineStopped
@@ -375,7 +343,7 @@ class ModelPool[S: LoadedService]:
 
     # -- leasing ---------------------------------------------------------------------------------------------
 
-    def _acquire(self, spec: ModelSpec, deadline: float, *, is_reported: bool = False) -> ModelLease[S]:
+    def _acquire(self, spec: ModelSpec, deadline: float, *, is_reported: bool = False) -> Lease[S]:
         attempt: LoadAttempt | None = None  # the one that is waited for
         with self._changed:
             while True:
@@ -405,11 +373,11 @@ class ModelPool[S: LoadedService]:
             entry = self._entries[spec.name] = ModelEntry(spec)
         return entry
 
-    def _lease(self, entry: ModelEntry[S]) -> ModelLease[S]:
+    def _lease(self, entry: ModelEntry[S]) -> Lease[S]:
         assert entry.service is not None  # it is ready
         entry.leases += 1
         entry.last_used = self._clock.now()
-        return ModelLease(entry.spec, entry.service, partial(self._on_release, entry))
+        return Lease(entry.spec.name, entry.service, partial(self._on_release, entry))
 
     def _on_release(self, entry: ModelEntry[S]) -> None:
         with self._changed:
@@ -418,12 +386,12 @@ class ModelPool[S: LoadedService]:
             if not entry.leases:
                 self._unload_due.notify()
 
-    def _discard(self, lease: ModelLease[S]) -> None:
+    def _discard(self, lease: Lease[S]) -> None:
         """Release a lease on a stopped engine, and unload it when its other leases have been released too."""
         with self._changed:
-            entry = self._entries.get(lease.spec.name)
+            entry = self._entries.get(lease.name)
             if entry is not None and entry.service is lease.service:
-                log.warning("The engine of %s has stopped; it is loaded again.", lease.spec.name)
+                log.warning("The engine of %s has stopped; it is loaded again.", lease.name)
                 entry.draining = True
                 self._wake_unloader()
         lease.release()

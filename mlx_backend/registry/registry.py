@@ -21,7 +21,7 @@ from mlx_backend.errors import EngineError
 from mlx_backend.images.loader import ImageLimits, ImageLoader
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.spec import RECOMMENDED_MODELS
-from mlx_backend.registry.base import ModelStatus, loaded_status
+from mlx_backend.registry.base import ModelStatus
 from mlx_backend.registry.errors import ModelPinned, UnknownModel, WrongType
 from mlx_backend.registry.model_pool import ModelPool, UnloadResult
 
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from mlx_backend.models.engine_options import EngineOptions
     from mlx_backend.models.files import ModelType
     from mlx_backend.models.spec import ModelSpec
-    from mlx_backend.registry.base import LoadProgress
+    from mlx_backend.registry.base import Lease, LoadProgress
     from mlx_backend.registry.catalogue import Catalogue
-    from mlx_backend.registry.model_pool import ModelLease
     from mlx_backend.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -112,19 +111,19 @@ class MultiModelRegistry:
         """Load the pinned models; raise the EngineError of the first that fails."""
         self._pool.preload()
 
-    def acquire(self, name: str | None, wait: float) -> ModelLease[Service]:
+    def acquire(self, name: str | None, wait: float) -> Lease[Service]:
         """Lease a language model, loading it if necessary."""
         self._check_type("llm", name)
-        return cast("ModelLease[Service]", self._pool.acquire(name, wait))
+        return cast("Lease[Service]", self._pool.acquire(name, wait))
 
-    def acquire_embedder(self, name: str | None, wait: float, model_type: ModelType) -> ModelLease[Embedder]:
+    def acquire_embedder(self, name: str | None, wait: float, model_type: ModelType) -> Lease[Embedder]:
         """Lease an embedding or rerank model, loading it if necessary."""
         if name in (None, "", "default"):
             name = self._first_of(model_type, name)
         self._check_type(model_type, name)
-        return cast("ModelLease[Embedder]", self._pool.acquire(name, wait))
+        return cast("Lease[Embedder]", self._pool.acquire(name, wait))
 
-    def acquire_any(self, name: str | None, wait: float) -> ModelLease[Service | Embedder]:
+    def acquire_any(self, name: str | None, wait: float) -> Lease[Service | Embedder]:
         """Lease a model of any type."""
         return self._pool.acquire(name, wait)
 
@@ -298,8 +297,10 @@ def _with_service(
     status: ModelStatus, service: Service | Embedder | None, aliases: tuple[str, ...]
 ) -> ModelStatus:
     """Add the aliases to a status, and its engine's figures if it is loaded."""
+    status = replace(status, aliases=aliases)
     if service is None:
-        return replace(status, aliases=aliases)
-    return loaded_status(
-        service, name=status.name, pinned=status.pinned, in_use=status.in_use, aliases=aliases
+        return status
+    engine = service.engine.status()
+    return replace(
+        status, state=engine.state, running=engine.running, waiting=engine.waiting, detail=engine.detail
     )

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import PlainValidator
 
-from mlx_backend.api_key_kind import check_key, key_name
 from mlx_backend.declaration import Kind, Setting, SettingError, text, whole
 from mlx_backend.registry.config_file import check_name
 from mlx_backend.registry.toml_tables import TableParser, decode, read_text, table_model, toml_key
+from mlx_backend.settings import check_key, key_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

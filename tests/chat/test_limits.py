@@ -7,7 +7,6 @@ import pytest
 from mlx_backend.chat.effort_probe import probe_effort
 from mlx_backend.chat.limits import ReplyLimits
 from mlx_backend.chat.model_settings import ModelSettings
-from mlx_backend.chat.prompt import Prompt
 from mlx_backend.chat.request import UNLIMITED, ChatRequest, CompletionRequest
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.effort_sources import Resolution, resolve
@@ -20,10 +19,6 @@ def limits_of(**server: Any) -> ReplyLimits:
     return ReplyLimits(context_length=100, settings=ModelSettings(**server))
 
 
-def prompt(length: int) -> Prompt:
-    return Prompt(tokens=tuple(range(length)))
-
-
 @pytest.mark.parametrize(
     ("requested", "configured", "expected"),
     [(None, None, 90), (None, 50, 50), (7, 50, 7), (60, 50, 60), (10**9, 50, 90), (None, 10**9, 90)],
@@ -32,7 +27,7 @@ def test_max_tokens_is_the_requests_then_the_models_and_never_more_than_fits(
     requested: int | None, configured: int | None, expected: int
 ) -> None:
     limits = limits_of(max_tokens=configured)
-    assert limits.max_tokens_of(ChatRequest(messages=[], max_tokens=requested), prompt(10)) == expected
+    assert limits.max_tokens_of(ChatRequest(messages=[], max_tokens=requested), 10) == expected
 
 
 @pytest.mark.parametrize(
@@ -42,7 +37,7 @@ def test_a_prompt_that_fills_the_context_is_refused_by_its_field(
     request_: ChatRequest | CompletionRequest, param: str
 ) -> None:
     with pytest.raises(RequestError, match="has 100 tokens; the context holds 100") as raised:
-        ReplyLimits(context_length=100).max_tokens_of(request_, prompt(100))
+        ReplyLimits(context_length=100).max_tokens_of(request_, 100)
     assert raised.value.param == param
     assert raised.value.numbers == {"prompt_tokens": 100, "max_model_len": 100}
 

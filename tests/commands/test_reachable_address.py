@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mlx_backend.commands import reachable_address
-from mlx_backend.commands.reachable_address import own_address, reachable_url
+from mlx_backend.commands import start_lines
+from mlx_backend.commands.start_lines import own_address, reachable_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +59,7 @@ NONE: Mapping[int, str | None] = dict.fromkeys(LAN)
 def test_what_is_shown_for_a_server(
     url: str, host: str, addresses: Mapping[int, str | None], shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reachable_address, "own_address", addresses.__getitem__)
+    monkeypatch.setattr(start_lines, "own_address", addresses.__getitem__)
     assert "".join(reachable_url(url, host)) == shown
 
 

@@ -12,8 +12,7 @@ from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelDefaults, ModelSpec
 from mlx_backend.registry.config_file import ENGINE, SHARED_KEYS, Configuration, parse, read
 from mlx_backend.registry.errors import ConfigurationError
-from mlx_backend.sampling_settings import SAMPLING
-from mlx_backend.settings import ReasoningFormat
+from mlx_backend.settings import SAMPLING, ReasoningFormat
 
 
 @pytest.fixture

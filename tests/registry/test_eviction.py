@@ -100,7 +100,7 @@ def test_a_load_waits_for_a_model_that_is_being_unloaded(
     assert harness.status("a").state == "unloading"
     gate.set()
     assert unloading.result(SOON) is UnloadResult.UNLOADED
-    assert pending.result(SOON).spec.name == "b"
+    assert pending.result(SOON).name == "b"
 
 
 def test_a_model_that_a_request_waits_for_is_not_evicted() -> None:

@@ -193,7 +193,7 @@ def test_a_request_that_names_no_model_gets_the_default(name: str | None, harnes
 
 def test_a_model_may_be_called_default(harness: PoolHarness) -> None:
     pool = harness.serve(spec("a"), spec("b", aliases=("default",)), default_name="a")
-    assert pool.acquire("default", SOON).spec.name == "b"
+    assert pool.acquire("default", SOON).name == "b"
 
 
 def test_without_a_default_a_request_must_name_a_model(harness: PoolHarness) -> None:

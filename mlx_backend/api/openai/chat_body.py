@@ -211,14 +211,18 @@ class Tool(Lenient):
 type _Kind = Literal["json_object", "json_schema", "regex", "choice"]
 
 
+type Pattern = Annotated[str, Field(min_length=1, max_length=10_000)]
+type Choices = Annotated[list[str], Field(min_length=1, max_length=1000)]
+
+
 class StructuredOutputs(Lenient):
     """vLLM's `structured_outputs`: what the answer is held to."""
 
     schema_of_json: Annotated[dict[str, Any] | None, BeforeValidator(as_json_schema), Field(alias="json")] = (
         None
     )
-    regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
-    choice: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
+    regex: Pattern | None = None
+    choice: Choices | None = None
     json_object: bool | None = None
 
     @model_validator(mode="after")
@@ -259,9 +263,9 @@ class ChatBody(GenerationBody):
     ] = None
     guided_json: Annotated[dict[str, Any] | None, BeforeValidator(as_json_schema)] = None
     json_schema: Annotated[dict[str, Any] | None, BeforeValidator(as_json_schema)] = None
-    guided_regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
-    regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
-    guided_choice: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
+    guided_regex: Pattern | None = None
+    regex: Pattern | None = None
+    guided_choice: Choices | None = None
     structured_outputs: StructuredOutputs | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None

@@ -16,8 +16,7 @@ from mlx_backend.api.openai.base import Body, Lenient, Refusals, is_empty, is_on
 from mlx_backend.api.openai.objects import EFFORT_FIELDS, LogitBiasInput, StopInput
 from mlx_backend.chat.request import UNLIMITED
 from mlx_backend.declaration import declared
-from mlx_backend.sampling_settings import SAMPLING
-from mlx_backend.settings import ReasoningFormat, ReplySettings
+from mlx_backend.settings import SAMPLING, ReasoningFormat, ReplySettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
