@@ -48,7 +48,7 @@ class ReplyLimits:
                 )
 
     def max_tokens_of(self, request: ReplyRequest, length: int) -> int:
-        """Return how many tokens the reply to a prompt of `length` may have. Raises RequestError if there is no room."""
+        """Return how many tokens the reply to a prompt of `length` may have. Raises RequestError if none fits."""
         if not self.has_room_after(length):
             raise self.too_long("prompt" if isinstance(request, CompletionRequest) else "messages", length)
         limit = request.max_tokens or self.settings.max_tokens or self.context_length

@@ -11,10 +11,10 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hostile_templates import HOSTILE
 from server_process import ended, server_process
 
 from mlx_backend.demo import MODEL_PATH
-from tests.hostile_templates import HOSTILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

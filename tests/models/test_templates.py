@@ -6,6 +6,7 @@ import resource
 import time
 
 import pytest
+from hostile_templates import HOSTILE
 
 from mlx_backend.models import templates
 from mlx_backend.models.templates import (
@@ -16,7 +17,6 @@ from mlx_backend.models.templates import (
     check,
     examined,
 )
-from tests.hostile_templates import HOSTILE
 
 HI = [{"role": "user", "content": "Hi <b>"}]
 
