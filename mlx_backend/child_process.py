@@ -54,7 +54,7 @@ class Overrun(Exception):
     """A request took more time or memory than it may; the text says which of them."""
 
 
-class Answer(NamedTuple):
+class ChildAnswer(NamedTuple):
     """What a function returned, and the seconds of processor time that it took."""
 
     data: bytes
@@ -85,7 +85,7 @@ class ChildProcesses:
         self._idle: list[_Child] = []
         atexit.register(self.close)
 
-    def call(self, request: bytes, *, seconds: float, client: str = "") -> Answer:
+    def call(self, request: bytes, *, seconds: float, client: str = "") -> ChildAnswer:
         """Return the function's answer, which may take so many seconds of processor time.
 
         Raises Overrun, EngineBusy if no process can be started, and what `Preparation.check` raises once the request
@@ -155,7 +155,7 @@ class _Child:
         self._selector = DefaultSelector()
         self._selector.register(self._answers, EVENT_READ)
 
-    def ask(self, request: bytes, seconds: float, wait_seconds: float) -> Answer | None:
+    def ask(self, request: bytes, seconds: float, wait_seconds: float) -> ChildAnswer | None:
         """Return the answer; None if there is none after so many seconds on the clock, or none will come."""
         try:
             self._requests.write(_REQUEST.pack(len(request), max(seconds, 0.001)) + request)
@@ -172,7 +172,7 @@ class _Child:
             self.kill()
             return None
         data = self._answers.read(size)
-        return Answer(data, used) if len(data) == size else None
+        return ChildAnswer(data, used) if len(data) == size else None
 
     def _has_answer(self, wait_seconds: float) -> bool:
         """Wait for the beginning of an answer, or the end of the process; False after so many seconds."""

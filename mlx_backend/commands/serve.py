@@ -289,7 +289,7 @@ def _ranks(options: EngineOptions) -> int:
 
 def _fetch(source: str, on_progress: Callable[[int, int], None]) -> None:
     """Download what of a model is not on this machine."""
-    from mlx_backend.models.loading import find_folder
+    from mlx_backend.models.download import find_folder
 
     find_folder(source, allow_download=True, on_progress=on_progress)
 

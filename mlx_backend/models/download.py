@@ -1,9 +1,9 @@
-"""Downloads a model from Hugging Face into its cache, and goes on where an earlier download was interrupted.
+"""From a model's name to the folder that holds it: one that is there, or a download from Hugging Face into its cache.
 
 huggingface_hub begins a file anew when its download was interrupted, and leaves what it had behind (its issue 4196).
 So the files that are stored with a checksum, the large ones, are fetched here and put where the library looks for them;
-until all bytes are there they are in `CHECKSUM.incomplete`, which stays when the process ends. The rest is the
-library's. What goes wrong is told in a sentence that says what to do.
+until all bytes are there they are in `CHECKSUM.incomplete`, which stays when the process ends, and where the next
+download goes on. The rest is the library's. What goes wrong is told in a sentence that says what to do.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from mlx_backend.models.folders import (
     check_names,
     check_weights,
     format_size,
+    gguf,
     read_config,
 )
 
@@ -68,10 +69,47 @@ LOCK_SECONDS = 1.0
 """Seconds between two looks at how far another program is."""
 pause = time.sleep  # tests put another in its place
 _RETRIED_STATUSES: Final = frozenset([408, 429, 500, 502, 503, 504])
+_HUB: Final = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/+([^/?#]+/[^/?#]+)")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _RANGE: Final = re.compile(r"bytes (\d+)-")
 _TOKEN: Final = "log in with `hf auth login`, or set HF_TOKEN"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def find_folder(
+    model: str, *, allow_download: bool, on_progress: Callable[[int, int], None] = lambda _done, _total: None
+) -> tuple[Path, str]:
+    """Return the model's folder, downloaded if need be, and its name.
+
+    `on_progress` is called with the bytes that are there and those there will be. Raises EngineError with advice.
+    """
+    path, is_folder, is_file = _look_at(model)
+    if is_folder:
+        return path, path.resolve().name
+    if is_file:
+        if path.suffix.lower() == ".gguf":
+            raise EngineError(gguf(model))
+        raise EngineError(
+            f"{model!r} is a file; name the folder that holds the model's config.json and weights."
+        )
+    if (address := _HUB.match(model)) is not None:
+        raise EngineError(f"{model!r} is the address of a page; name the repository as {address[1]}.")
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise EngineError(
+            f"There is no folder {model!r}. Name a folder with an MLX model, or a Hugging Face repository "
+            "such as mlx-community/gpt-oss-20b-MXFP4-Q8."
+        )
+    return (download(model, on_progress) if allow_download else downloaded(model)), model
+
+
+def _look_at(model: str) -> tuple[Path, bool, bool]:
+    """Return the path that a name is, and whether it is a folder or a file."""
+    path = Path(model)
+    try:
+        path = path.expanduser()
+        return path, path.is_dir(), path.is_file()
+    except (OSError, RuntimeError):  # too long for a path; the home of a user that does not exist
+        return path, False, False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ import json
 import logging
 import os
 import time
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mlx_backend.errors import EngineError
+from mlx_backend.errors import EngineError, EngineStopped, first_line
 from mlx_backend.models.files import ENCODERS, read_json
 
 if TYPE_CHECKING:
@@ -187,6 +188,28 @@ def check_weights(name: str, names: Collection[str], config: Mapping[str, Any], 
 def gguf(name: str) -> str:
     """Say that a model is in the format of another program."""
     return f"{name!r} is in GGUF, the format of llama.cpp, which MLX cannot read: {_MLX_VERSION}."
+
+
+@contextmanager
+def explain_load_errors(name: str) -> Iterator[None]:
+    """Turn whatever mlx-lm raises while it loads a model into an EngineError with advice."""
+    try:
+        yield
+    except EngineStopped:
+        raise
+    except Exception as error:
+        reason = first_line(error)
+        if "not supported" in reason:
+            advice = "A newer mlx-lm may know this architecture."
+        elif "trust_remote_code" in str(error):
+            advice = (
+                "It comes with Python code of its own; --trust-remote-code runs it, if you trust its makers."
+            )
+        else:
+            advice = (
+                "If its files are incomplete, fetch them again; if it is no MLX model, see `mlx_lm.convert`."
+            )
+        raise EngineError(f"The model {name!r} could not be loaded: {reason}. {advice}") from error
 
 
 # -- sizes ---------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from mlx_backend.child_process import Answer, ChildProcesses, Overrun
+from mlx_backend.child_process import ChildAnswer, ChildProcesses, Overrun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -146,7 +146,7 @@ class TemplateProbe:
         return _result(found)
 
 
-def _run(source: str, seconds: float, **asked: Any) -> Answer:
+def _run(source: str, seconds: float, **asked: Any) -> ChildAnswer:
     if len(source) > MAX_SOURCE:
         raise TemplateFault(f"The chat template has more than {MAX_SOURCE:,} characters.")
     # Settings may hold what JSON has no word for, such as a date.
@@ -157,7 +157,7 @@ def _run(source: str, seconds: float, **asked: Any) -> Answer:
         raise TemplateOverrun(str(overrun)) from overrun
 
 
-def _result(answer: Answer) -> str:
+def _result(answer: ChildAnswer) -> str:
     text = answer.data[1:].decode("utf-8", "surrogatepass")
     if answer.data[:1] != b"=":
         raise TemplateFault(text)

@@ -15,8 +15,7 @@ from hub_server import Fault, HubServer, hub
 
 from mlx_backend.errors import EngineError, EngineStopped
 from mlx_backend.models import download as download_module
-from mlx_backend.models.download import download, downloaded
-from mlx_backend.models.loading import find_folder
+from mlx_backend.models.download import download, downloaded, find_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

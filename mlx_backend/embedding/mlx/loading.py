@@ -18,9 +18,9 @@ from mlx_backend.embedding.mlx.bert import ACTIVATIONS, Bert
 from mlx_backend.embedding.mlx.causal import Bidirectional, Causal, load_causal
 from mlx_backend.embedding.mlx.modernbert import ModernBert
 from mlx_backend.errors import EngineError
+from mlx_backend.models.download import find_folder
 from mlx_backend.models.files import ENCODERS, read_json_or_empty
-from mlx_backend.models.folders import WEIGHTS, check_weights, read_config
-from mlx_backend.models.loading import explain_load_errors, find_folder
+from mlx_backend.models.folders import WEIGHTS, check_weights, explain_load_errors, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -22,9 +22,9 @@ from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
 from mlx_backend.errors import EngineError, EngineRefused, first_line
 from mlx_backend.models import files as model_files
 from mlx_backend.models import templates
+from mlx_backend.models.download import find_folder
 from mlx_backend.models.engine_options import EngineOptions
-from mlx_backend.models.folders import check_weights, read_config
-from mlx_backend.models.loading import explain_load_errors, find_folder
+from mlx_backend.models.folders import check_weights, explain_load_errors, read_config
 from mlx_backend.models.templates import TemplateOverrun
 
 if TYPE_CHECKING:
