@@ -123,9 +123,8 @@ class TextEncoder:
         """Tokenise a user's text; `special` adds the special tokens around it."""
         text = text.encode("utf-8", "replace").decode()  # JSON can hold half a surrogate pair
         encoding = self._encode_one(text, special)
-        if self._spells_special_token(
-            encoding
-        ):  # the vocabulary lists special tokens among the ordinary ones
+        # A vocabulary may list special tokens among the ordinary ones.
+        if self._spells_special_token(encoding):
             for marker in self._special_tokens.values():
                 text = text.replace(marker, f"{marker[0]} {marker[1:]}")
             encoding = self._encode_one(text, special)

@@ -1,20 +1,18 @@
 """A request on its way through the engine thread (a job), and the caller's end of it.
 
-Other threads only put into the inbox and get from an outbox; scheduler.py explains why that is enough.
+The engine thread (scheduler.py) puts a job's items into its outbox, and the caller takes them out.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mlx_backend.engine.base import Finished, GenerationTimes
 from mlx_backend.engine.fair_queue import QueuedJob
-from mlx_backend.errors import EngineError, EngineStopped
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,13 +20,6 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import EngineItem, GenerationRequest
     from mlx_backend.engine.batch import Ended
     from mlx_backend.engine.fair_queue import ClientShare
-
-
-class Signal(Enum):
-    """What the thread is sent next to requests."""
-
-    WAKE = auto()
-    STOP = auto()
 
 
 class Job(QueuedJob):
@@ -84,23 +75,12 @@ class Job(QueuedJob):
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Warmup:
-    """A prompt that is likely to come. No caller waits for it, and every request goes first."""
-
-    key: int
-    make_request: Callable[[], GenerationRequest]
-
-
-type Message = Job | Warmup | Signal | EngineStopped
-
-
 class Generation:
     """The caller's end of a job. Closing it, leaving its iterator or dropping it cancels the job."""
 
-    def __init__(self, job: Job, inbox: SimpleQueue[Message]) -> None:
+    def __init__(self, job: Job, on_close: Callable[[Job], None]) -> None:
         self._job = job
-        self._inbox = inbox
+        self._on_close = on_close
         self._exhausted = False
 
     def next(self, timeout: float | None = None) -> EngineItem | None:
@@ -144,7 +124,7 @@ class Generation:
             job.is_cancelled = True
             job.outbox.put(None)
             if not job.is_finished:
-                self._inbox.put(job)
+                self._on_close(job)
 
     def __del__(self) -> None:
         self.close()

@@ -67,7 +67,7 @@ class KVCacheBudget:
         waiting: Callable[[], int] = lambda: 0,
         gives_up: bool = True,
     ) -> None:
-        self._reservation = reservation
+        self.reservation = reservation
         self._cost = cost
         self._chunk_bytes = chunk_bytes
         self._pressure = pressure
@@ -81,31 +81,6 @@ class KVCacheBudget:
         """Bytes for seeing the images of a sequence, by its key, while some are still to be seen."""
 
     @property
-    def room(self) -> int:
-        """The bytes that caches may take now, cached prefixes included."""
-        return self._reservation.room
-
-    @property
-    def room_beside_requests(self) -> int:
-        """The bytes that caches could take if other models gave up what they have only cached."""
-        return self._reservation.room_beside_requests
-
-    @property
-    def needed_by_others(self) -> int:
-        """How many bytes of cached prefixes other models have asked for."""
-        return self._reservation.needed_by_others
-
-    @property
-    def max_room(self) -> int:
-        """The bytes that caches could take if the other models, which stay loaded, were idle."""
-        return self._reservation.max_room
-
-    @property
-    def limit(self) -> int:
-        """The bytes that models and caches may take together."""
-        return self._reservation.limit
-
-    @property
     def used(self) -> int:
         """The bytes that are set aside for sequences, and for images."""
         return self._caches_and_images + self._beyond_margin(self._most_seeing)
@@ -116,7 +91,7 @@ class KVCacheBudget:
 
         What other models only have cached is room: they were asked for it, and give it up within a step of theirs.
         """
-        return self.used > self.room_beside_requests
+        return self.used > self.reservation.room_beside_requests
 
     @contextmanager
     def without_asking(self) -> Iterator[None]:
@@ -129,7 +104,7 @@ class KVCacheBudget:
 
     def set_on_change(self, on_change: Callable[[], None]) -> None:
         """Set what is called, on any thread, when other models need memory or have freed some."""
-        self._reservation.on_change = on_change
+        self.reservation.on_change = on_change
 
     def set_prefix_bytes(self, nbytes: int) -> None:
         """Note how much the cached prefixes take, and what was made of images."""
@@ -142,10 +117,10 @@ class KVCacheBudget:
 
         What other models have cached does not count: they give it up.
         """
-        needed, room = self._needed(tokens, images), self.room_beside_requests
+        needed, room = self._needed(tokens, images), self.reservation.room_beside_requests
         if needed <= room:
             return
-        max_room, limit = self.max_room, format_bytes(self.limit)
+        max_room, limit = self.reservation.max_room, format_bytes(self.reservation.limit)
         purpose, fewer = "its cache", "fewer tokens"
         if images != NO_IMAGES:
             purpose, fewer = "its cache and its images", "fewer tokens, send fewer or smaller images"
@@ -164,15 +139,15 @@ class KVCacheBudget:
 
     def fitting_tokens(self) -> int:
         """Return how many tokens, of prompt and reply together, a request can have now. Callable from any thread."""
-        return self._fitting_tokens(self.room_beside_requests)
+        return self._fitting_tokens(self.reservation.room_beside_requests)
 
     def fitting(self, tokens: int, min_tokens: int) -> int:
         """Return `tokens`, or how many fewer a request could have now if it were alone; at least `min_tokens`."""
-        return self._fitting(tokens, min_tokens, NO_IMAGES, self.room_beside_requests)
+        return self._fitting(tokens, min_tokens, NO_IMAGES, self.reservation.room_beside_requests)
 
     def fitting_ever(self, tokens: int, min_tokens: int, images: ImageBytes) -> int:
         """Return `tokens`, or how many fewer a request could have if all models were idle; at least `min_tokens`."""
-        return self._fitting(tokens, min_tokens, images, self.max_room)
+        return self._fitting(tokens, min_tokens, images, self.reservation.max_room)
 
     def _fitting(self, tokens: int, min_tokens: int, images: ImageBytes, room: int) -> int:
         if self._needed(tokens, images) <= room:
@@ -187,8 +162,8 @@ class KVCacheBudget:
         """
         taken = self._caches_and_images - self._margin
         tokens = min(tokens, MAX_PRESSED_CHUNK.get(self._pressure(), tokens))
-        tokens = self._shortened(start, tokens, self.room_beside_requests - taken)
-        room = self.room - taken
+        tokens = self._shortened(start, tokens, self.reservation.room_beside_requests - taken)
+        room = self.reservation.room - taken
         if asks and (missing := self._chunk_bytes(tokens, start + tokens) - room) > 0:
             self._ask(missing)
         return self._shortened(start, tokens, room)
@@ -203,7 +178,7 @@ class KVCacheBudget:
         if self._pressure() == "critical":
             return 0
         working = max(self._chunk_bytes(tokens, start + tokens), self._most_seeing)
-        return max(0, self.room - self._caches_and_images - self._beyond_margin(working))
+        return max(0, self.reservation.room - self._caches_and_images - self._beyond_margin(working))
 
     def fits(self, tokens: int, adapter: str = "", seeing: int = 0, *, asks: bool = True) -> bool:
         """Whether there is room for one more sequence of `tokens`, whose waiting images are counted already.
@@ -240,25 +215,27 @@ class KVCacheBudget:
     def release(self, key: int) -> None:
         """Give back what was set aside for a sequence."""
         if self._sequences.pop(key, None) is not None:
-            self._reservation.withdraw()  # whoever still lacks memory asks again
+            self.reservation.withdraw()  # whoever still lacks memory asks again
             self.reserve_seeing(key, 0)
 
     def _ask(self, nbytes: int) -> None:
         if self._may_ask:
-            self._reservation.ask(nbytes)
+            self.reservation.ask(nbytes)
 
     def _has_room(self, needed: int, *, asks: bool) -> bool:
-        missing = needed - self.room
+        missing = needed - self.reservation.room
         if missing > 0 and asks:
             self._ask(missing)
-            missing = needed - self.room  # no one is woken by what was freed before it was asked for
+            missing = (
+                needed - self.reservation.room
+            )  # no one is woken by what was freed before it was asked for
         if missing <= 0:
-            self._reservation.withdraw()
+            self.reservation.withdraw()
         return missing <= 0
 
     @property
     def _margin(self) -> int:
-        return step_margin(self.limit)
+        return step_margin(self.reservation.limit)
 
     @property
     def _caches_and_images(self) -> int:
@@ -287,8 +264,8 @@ class KVCacheBudget:
     def _update(self) -> None:
         self._noted_waiting = self._waiting()
         cached = self._prefix_bytes if self._gives_up else 0
-        self._reservation.set_working(self._prefix_bytes + self.used, cached)
-        if (missing := self.used - self.room) > 0:  # a reply has outgrown what was expected of it
+        self.reservation.set_working(self._prefix_bytes + self.used, cached)
+        if (missing := self.used - self.reservation.room) > 0:  # a reply has outgrown what was expected of it
             self._ask(missing)
 
     def _total(self, sequences: Iterable[tuple[str, int]]) -> int:

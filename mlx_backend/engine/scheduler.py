@@ -35,7 +35,8 @@ import logging
 import math
 import threading
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ from typing import TYPE_CHECKING
 from mlx_backend.engine.base import EngineStatus, Finished, Progress, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.fair_queue import FairQueue
-from mlx_backend.engine.jobs import Generation, Job, Message, Signal, Warmup
+from mlx_backend.engine.jobs import Generation, Job
 from mlx_backend.errors import EngineBusy, EngineError, EngineFailed, EngineStopped
 
 if TYPE_CHECKING:
@@ -60,6 +61,24 @@ MAX_RESTART_DELAY = 60.0
 MAX_WARMUPS = 16
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 """What a client pays for a token: one that is decoded takes more of a step than one of a prompt."""
+
+
+class _Signal(Enum):
+    """What the thread is sent in addition to requests."""
+
+    WAKE = auto()
+    STOP = auto()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Warmup:
+    """A prompt that is likely to come. No caller waits for it, and every request goes first."""
+
+    key: int
+    make_request: Callable[[], GenerationRequest]
+
+
+type Message = Job | _Warmup | _Signal | EngineStopped
 
 
 class Scheduler:
@@ -130,15 +149,15 @@ class Scheduler:
         # Put first, check second: either the thread's last look into its inbox saw this job, or this sees its end.
         if self._final_error is not None:
             raise EngineStopped(str(self._final_error))
-        return Generation(job, self._inbox)
+        return Generation(job, self._inbox.put)
 
     def prewarm(self, make_request: Callable[[], GenerationRequest]) -> None:
         """Have a prompt prefilled when there is nothing else to do; `make_request` is called then."""
-        self._inbox.put(Warmup(next(self._keys), make_request))
+        self._inbox.put(_Warmup(next(self._keys), make_request))
 
     def wake(self) -> None:
         """Have the thread ask its batch again whether it is ready and has room."""
-        self._inbox.put(Signal.WAKE)
+        self._inbox.put(_Signal.WAKE)
 
     def terminate(self, error: EngineStopped, *, timeout: float) -> bool:
         """End with an error for every request: what the batch needs is gone and will not come back.
@@ -174,7 +193,7 @@ class Scheduler:
     def stop(self) -> None:
         """Cancel everything, end the thread and join it. Idempotent, also from atexit or a signal handler."""
         atexit.unregister(self.stop)
-        self._inbox.put(Signal.STOP)
+        self._inbox.put(_Signal.STOP)
         joinable = self._thread.ident is not None and not self._is_abandoned
         if joinable and self._thread is not threading.current_thread():
             self._thread.join()
@@ -272,14 +291,14 @@ class Scheduler:
     def _handle(self, message: Message) -> bool:
         """Act on a message. False: stop."""
         match message:
-            case Signal.STOP:
+            case _Signal.STOP:
                 return False
-            case Signal.WAKE:
+            case _Signal.WAKE:
                 if self._info is not None:
                     self._info.on_wake()
             case EngineStopped():
                 raise message
-            case Warmup():
+            case _Warmup():
                 self._warmups.add(message)
             case job if job.is_finished:  # before its cancellation arrived here
                 pass
@@ -388,11 +407,11 @@ class _Warmups:
     """The warm-ups that wait, and the one that runs. No caller waits for any of them, so a failure is only logged."""
 
     def __init__(self, batch: Batch) -> None:
-        self.running: Warmup | None = None
+        self.running: _Warmup | None = None
         self._batch = batch
-        self._waiting: deque[Warmup] = deque(maxlen=MAX_WARMUPS)
+        self._waiting: deque[_Warmup] = deque(maxlen=MAX_WARMUPS)
 
-    def add(self, warmup: Warmup) -> None:
+    def add(self, warmup: _Warmup) -> None:
         """Queue one; the oldest of too many is dropped."""
         self._waiting.append(warmup)
 

@@ -45,7 +45,7 @@ def test_a_sequence_is_padded_no_further_than_to_what_is_decoded_together() -> N
 def test_a_sequence_fits_while_what_is_set_aside_leaves_room_for_it() -> None:
     alone, padded = (budget_of(MemoryBudget(4000), max_padded=each) for each in (0, MAX_TOKENS))
     for budget in (alone, padded):
-        assert budget.room == 3800 - WEIGHTS  # 5 % of the limit are left to a step
+        assert budget.reservation.room == 3800 - WEIGHTS  # 5 % of the limit are left to a step
         budget.reserve(0, 200)
     assert alone.fits(80)
     assert not alone.fits(81)
@@ -89,7 +89,7 @@ def with_chunks(memory: MemoryBudget, per_token: int) -> KVCacheBudget:
 
 def test_chunks_get_shorter_where_their_working_memory_does_not_fit_beside_the_caches() -> None:
     budget = with_chunks(MemoryBudget(10_000), per_token=4)
-    assert budget.room == 9_500 - WEIGHTS
+    assert budget.reservation.room == 9_500 - WEIGHTS
     assert budget.fitting_chunk(0, 2_048) == 2_048  # 8,192 bytes of 8,900, the margin of 400 included
     budget.reserve(0, 400)
     assert budget.fitting_chunk(0, 2_048) == 1_024

@@ -490,7 +490,7 @@ class MLXBatch:
                     self.preempt(max(others, key=lambda other: (other.request.priority, other.key)))
                     continue
                 if (
-                    self.runtime.cache_budget.used > self.runtime.cache_budget.max_room
+                    self.runtime.cache_budget.used > self.runtime.cache_budget.reservation.max_room
                 ):  # alone: it cannot get any longer
                     self._leave(decoder, [sequence])
                     self._drop_empty_decoders(sequence.adapter)

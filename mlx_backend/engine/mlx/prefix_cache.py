@@ -547,7 +547,7 @@ class PrefixStore:
 
     def give_up_needed(self) -> None:
         """Evict as much as other models have asked for."""
-        if (nbytes := self._cache_budget.needed_by_others) <= 0:
+        if (nbytes := self._cache_budget.reservation.needed_by_others) <= 0:
             return
         log.debug("Cached prompts are evicted to give another model %s of memory.", format_bytes(nbytes))
         kept = max(0, self.prefixes.nbytes + self._features.nbytes - nbytes)

@@ -320,11 +320,11 @@ def _cache_budget(
 
 def _check_room(budget: KVCacheBudget, cost: CacheCost, networks: Networks) -> None:
     """Refuse a model that leaves no room for a single token, and warn of one that leaves little."""
-    model, room = networks.model, budget.max_room
-    left = format_bytes(max(0, room))
+    model, room = networks.model, budget.reservation.max_room
+    left, limit = format_bytes(max(0, room)), format_bytes(budget.reservation.limit)
     if cost(1) > room:
         raise EngineError(
-            f"The model {model.name!r} leaves {left} of {format_bytes(budget.limit)} for replies, and a single token "
+            f"The model {model.name!r} leaves {left} of {limit} for replies, and a single token "
             f"needs {format_bytes(cost(1))}. Unload other models, choose a smaller one, or raise --memory-gb."
         )
     budget.check(1, "A single token")
@@ -343,7 +343,7 @@ def _check_room(budget: KVCacheBudget, cost: CacheCost, networks: Networks) -> N
 def _prefix_cache_bytes(options: EngineOptions, budget: KVCacheBudget) -> int:
     if options.cache_bytes is not None:
         return options.cache_bytes
-    return int(max(0, budget.room_beside_requests) * PREFIX_CACHE_SHARE)
+    return int(max(0, budget.reservation.room_beside_requests) * PREFIX_CACHE_SHARE)
 
 
 def _open_disk_cache(options: EngineOptions, folder: Path, vision: Vision | None) -> DiskCheckpoints | None:

@@ -175,7 +175,7 @@ def test_no_reply_is_preempted_for_memory_that_another_model_is_about_to_give_up
     for key in range(2):
         batch.insert(key, GenerationRequest(prompt=[20 + key] * 30, max_tokens=400, expected_tokens=20))
     list(batch.step())
-    left = batch.runtime.cache_budget.room - batch.runtime.cache_budget.used
+    left = batch.runtime.cache_budget.reservation.room - batch.runtime.cache_budget.used
     other.set_working(left, cached=left)
     while batch.sequences:
         list(batch.step())

@@ -153,7 +153,7 @@ def test_images_that_can_never_be_seen_are_refused_with_the_figures() -> None:
 
 
 def working(batch: MLXBatch) -> int:
-    return batch.runtime.cache_budget._reservation.working
+    return batch.runtime.cache_budget.reservation.working
 
 
 @needs_mlx_vlm
