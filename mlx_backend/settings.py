@@ -78,7 +78,7 @@ NAMED_KEYS = Kind(
     show=lambda _: "…",
 )
 
-_SHARE = number(0, 1)
+_FRACTION = number(0, 1)
 _PENALTY = number(-2, 2)
 
 
@@ -96,7 +96,9 @@ class SamplingSettings:
     ] = None
     top_p: Annotated[
         float | None,
-        Setting(kind=_SHARE, help="choose among the most likely tokens that together have this probability"),
+        Setting(
+            kind=_FRACTION, help="choose among the most likely tokens that together have this probability"
+        ),
     ] = None
     top_k: Annotated[
         int | None,
@@ -108,7 +110,7 @@ class SamplingSettings:
     min_p: Annotated[
         float | None,
         Setting(
-            kind=_SHARE,
+            kind=_FRACTION,
             help="leave out tokens whose probability is below this fraction of the most likely one's",
         ),
     ] = None
@@ -134,7 +136,7 @@ class SamplingSettings:
     ] = None
     xtc_probability: Annotated[
         float | None,
-        Setting(kind=_SHARE, help="how often the most likely tokens are excluded (XTC sampling)"),
+        Setting(kind=_FRACTION, help="how often the most likely tokens are excluded (XTC sampling)"),
     ] = None
     xtc_threshold: Annotated[
         float | None,

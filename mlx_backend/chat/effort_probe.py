@@ -6,11 +6,11 @@ raises on some, or takes every other word for its highest is recognised as such,
 Argument names come from the template itself, also those of an object's parts (`reasoning.effort`).
 
 A template is tried with the usual words, and with those that it names itself and that mean an effort: `Low`, `低`,
-`light`, `deep`. Numbers are shares of the most that a model reasons, in the unit that a template takes: fractions,
+`light`, `deep`. Numbers are fractions of the most that a model reasons, in the unit that a template takes: fractions,
 steps from 1, or per cent.
 
     words     reasoning_effort, thinking_effort …    each distinct prompt is a level
-    numbers   reasoning_effort from 0 to 1, to 100   shares of the most, for a few levels
+    numbers   reasoning_effort from 0 to 1, to 100   fractions of the most, for a few levels
     switches  enable_thinking, thinking, …_mode      reasoning is on or off
     flags     low_effort, medium_effort              one level more, below the model's own
     budget    thinking_budget                        tokens: the levels are budgets, and the template is told
@@ -69,7 +69,7 @@ _NO_AMOUNT: Final = frozenset(
 )
 _MAX_OWN_WORDS: Final = 24
 
-_SHARES: Final = ((Effort.LOW, 0.2), (Effort.MEDIUM, 0.5), (Effort.HIGH, 0.8), (Effort.MAX, 1.0))
+_FRACTIONS: Final = ((Effort.LOW, 0.2), (Effort.MEDIUM, 0.5), (Effort.HIGH, 0.8), (Effort.MAX, 1.0))
 
 
 def own_words(named: Collection[str]) -> dict[str, Effort]:
@@ -186,16 +186,16 @@ def number_levels(
 
     chosen: dict[Effort, float]
     if takes(0.5) and (own < 1 or (own == 1 and not takes(2)) if own is not None else not takes(2)):
-        chosen = _near(dict(_SHARES), own, 1)
+        chosen = _near(dict(_FRACTIONS), own, 1)
     elif takes(1) and takes(2) and not takes(50):
         steps = next(step for step in range(10, 1, -1) if takes(step))
-        names = [effort for effort, _ in _SHARES]
+        names = [effort for effort, _ in _FRACTIONS]
         if steps < len(names):
             chosen = dict(zip([names[0], *names[3 - (steps - 1) : 3]], range(1, steps + 1), strict=True))
         else:
-            chosen = {effort: max(1, int(steps * share + 0.5)) for effort, share in _SHARES}
+            chosen = {effort: max(1, int(steps * fraction + 0.5)) for effort, fraction in _FRACTIONS}
     elif takes(50) and (not takes(1000) or (own is not None and own <= 100)):
-        chosen = _near({effort: round(100 * share) for effort, share in _SHARES}, own, 100)
+        chosen = _near({effort: round(100 * fraction) for effort, fraction in _FRACTIONS}, own, 100)
     else:
         return {}
     rendered = {effort: (number, render(number)) for effort, number in chosen.items()}

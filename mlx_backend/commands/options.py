@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from mlx_backend.declaration import (
     VARIABLE_PREFIX,
@@ -282,83 +282,104 @@ def misspelt_variables(environment: Mapping[str, str] | None = None) -> dict[str
     return found
 
 
-def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Return the server's settings."""
-    return Settings(**values_of(Settings, arguments))
+@dataclass(frozen=True, slots=True)
+class ChosenOptions:
+    """What options and variables set: for the command alone, for the engines of models, and for the server."""
 
+    serve: ServeOptions
+    engine_values: Mapping[str, Any]
+    settings: Settings
 
-def serve_options_of(arguments: argparse.Namespace) -> ServeOptions:
-    """Return which models there are."""
-    return ServeOptions(**values_of(ServeOptions, arguments))
-
-
-def engine_options_of(arguments: argparse.Namespace) -> EngineOptions:
-    """Return the engine options that all models share."""
-    settings, values = settings_of(arguments), values_of(EngineOptions, arguments)
-    return EngineOptions(
-        **{name: value for name, value in values.items() if name not in _OF_ONE_MODEL},
-        max_concurrent=settings.max_concurrent,
-        max_waiting=settings.max_queue,
-    )
-
-
-def named_model_of(arguments: argparse.Namespace) -> ModelSpec | None:
-    """Return the model that is named with --model: the demo, unless other options name models."""
-    options = serve_options_of(arguments)
-    others = (options.config, options.models_dir, options.hf_cache)
-    if options.model is None and any((*others, options.embedding_model, options.rerank_model)):
-        return None
-    names = [name for name, _ in options.adapter_path]
-    if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigurationError(
-            f"--adapter-path: there are two adapters called {duplicates[0]!r}; "
-            "give each a name of its own (NAME=PATH)."
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Self:
+        """Read a command line and the environment. Raises ConfigurationError."""
+        return cls(
+            ServeOptions(**values_of(ServeOptions, arguments)),
+            values_of(EngineOptions, arguments),
+            Settings(**values_of(Settings, arguments)),
         )
-    source = MODEL_NAME if options.model is None else options.model
-    is_folder = options.model is not None and Path(source).is_dir()
-    demo = None if is_folder else demo_path(source)
-    values = values_of(EngineOptions, arguments)
-    engine = {name: value for name, value in values.items() if name in _OF_ONE_MODEL}
-    engine["adapters"] = dict(options.adapter_path)
-    engine["adapter"] = _DEFAULT_ADAPTER if _DEFAULT_ADAPTER in names else None
-    temperature = settings_of(arguments).temperature
-    return ModelSpec(
-        name=options.model_id or (_name_of(source) if demo is None else source),
-        source=source if demo is None else str(demo),
-        pinned=True,
-        named_on_command_line=True,
-        defaults=ModelDefaults(
-            template_kwargs=options.chat_template_args,
-            temperature=0.0 if demo and temperature is None else None,
-        ),
-        engine=engine,
-    )
 
+    @property
+    def engine(self) -> EngineOptions:
+        """The engine options of every model."""
+        return EngineOptions(
+            **{name: value for name, value in self.engine_values.items() if name not in _OF_ONE_MODEL},
+            max_concurrent=self.settings.max_concurrent,
+            max_waiting=self.settings.max_queue,
+        )
 
-def embedding_and_rerank_models_of(arguments: argparse.Namespace) -> list[ModelSpec]:
-    """Return the models that are named with --embedding-model and --rerank-model."""
-    options = serve_options_of(arguments)
-    specs: list[ModelSpec] = []
-    named: list[tuple[ModelType, tuple[str, ...]]] = [
-        ("embedding", options.embedding_model),
-        ("rerank", options.rerank_model),
-    ]
-    for kind, sources in named:
-        for source in sources:
-            if not Path(source).expanduser().is_dir() and not is_repository(source):
-                raise ConfigurationError(
-                    f"--{kind}-model {source}: there is no such folder, and a repository is written owner/name."
-                )
-            specs.append(
-                ModelSpec(
-                    name=_name_of(source),
-                    source=source,
-                    type=kind,
-                    ttl=options.ttl or None,
-                    named_on_command_line=True,
-                )
+    @property
+    def names_other_models(self) -> bool:
+        """Whether models are named in other ways than by --model."""
+        chosen = self.serve
+        others = (
+            chosen.config,
+            chosen.models_dir,
+            chosen.hf_cache,
+            chosen.embedding_model,
+            chosen.rerank_model,
+        )
+        return any(others)
+
+    @property
+    def demo_name(self) -> str | None:
+        """The name of the demo model that is served; None if --model names a real one, or others are served alone."""
+        chosen = self.serve.model
+        if chosen is None:
+            return None if self.names_other_models else MODEL_NAME
+        return chosen if not Path(chosen).is_dir() and demo_path(chosen) is not None else None
+
+    def named_model(self) -> ModelSpec | None:
+        """Return the model that is named with --model: the demo, unless other options name models."""
+        options = self.serve
+        if options.model is None and self.names_other_models:
+            return None
+        names = [name for name, _ in options.adapter_path]
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigurationError(
+                f"--adapter-path: there are two adapters called {duplicates[0]!r}; "
+                "give each a name of its own (NAME=PATH)."
             )
-    return specs
+        demo = self.demo_name
+        source = str(demo_path(demo)) if demo is not None else str(options.model)
+        engine = {name: value for name, value in self.engine_values.items() if name in _OF_ONE_MODEL}
+        engine["adapters"] = dict(options.adapter_path)
+        engine["adapter"] = _DEFAULT_ADAPTER if _DEFAULT_ADAPTER in names else None
+        return ModelSpec(
+            name=options.model_id or demo or _name_of(source),
+            source=source,
+            pinned=True,
+            named_on_command_line=True,
+            defaults=ModelDefaults(
+                template_kwargs=options.chat_template_args,
+                temperature=0.0 if demo and self.settings.temperature is None else None,
+            ),
+            engine=engine,
+        )
+
+    def embedding_and_rerank_models(self) -> list[ModelSpec]:
+        """Return the models that are named with --embedding-model and --rerank-model."""
+        specs: list[ModelSpec] = []
+        named: list[tuple[ModelType, tuple[str, ...]]] = [
+            ("embedding", self.serve.embedding_model),
+            ("rerank", self.serve.rerank_model),
+        ]
+        for kind, sources in named:
+            for source in sources:
+                if not Path(source).expanduser().is_dir() and not is_repository(source):
+                    raise ConfigurationError(
+                        f"--{kind}-model {source}: there is no such folder, and a repository is written owner/name."
+                    )
+                specs.append(
+                    ModelSpec(
+                        name=_name_of(source),
+                        source=source,
+                        type=kind,
+                        ttl=self.serve.ttl or None,
+                        named_on_command_line=True,
+                    )
+                )
+        return specs
 
 
 def _name_of(source: str) -> str:

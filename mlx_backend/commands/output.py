@@ -187,9 +187,9 @@ class StatusLine:
         if not texts:
             self._handler.flush()  # the next to print finds the line empty
 
-    def bar(self, share: float, characters: int) -> str:
-        """Draw a bar of which that share, from 0 to 1, is full."""
-        full = int(share * characters)
+    def bar(self, fraction: float, characters: int) -> str:
+        """Draw a bar of which that fraction, from 0 to 1, is full."""
+        full = int(fraction * characters)
         return self._bar[0] * full + self._bar[1] * (characters - full)
 
 

@@ -16,20 +16,15 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.commands.load_progress import LoadProgressDisplay
 from mlx_backend.commands.options import (
+    ChosenOptions,
     add_options,
     check_removed_variables,
-    embedding_and_rerank_models_of,
-    engine_options_of,
     misspelt_variables,
-    named_model_of,
-    serve_options_of,
-    settings_of,
 )
 from mlx_backend.commands.output import logging_to_stderr, say
 from mlx_backend.commands.start_lines import reachable_url, start_lines
 from mlx_backend.commands.stop_signals import StopSignals, ended_by_interrupts
 from mlx_backend.declaration import variable_of
-from mlx_backend.demo import MODEL_NAME, demo_path
 from mlx_backend.device import this_device
 from mlx_backend.device.host_memory import keep_little_free_memory
 from mlx_backend.device.machine import this_machine
@@ -83,38 +78,42 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal; return the exit status."""
-    options = serve_options_of(arguments)
-    with logging_to_stderr(options.log_level, options.log_format) as status_line:
-        return _run(arguments, LoadProgressDisplay(status_line))
+    try:
+        chosen = ChosenOptions.of(arguments)
+    except ConfigurationError as error:
+        return _failed(str(error))
+    with logging_to_stderr(chosen.serve.log_level, chosen.serve.log_format) as status_line:
+        return _run(chosen, LoadProgressDisplay(status_line))
 
 
-def _run(arguments: argparse.Namespace, progress: LoadProgressDisplay) -> int:
+def _run(chosen: ChosenOptions, progress: LoadProgressDisplay) -> int:
     try:
         check_removed_variables()
         for variable, nearest in misspelt_variables().items():
             log.warning("The environment variable %s has no effect; did you mean %s?", variable, nearest)
         if (refusal := this_machine().refusal()) is not None:
             return _failed(refusal)
-        follow = _follower(arguments)
+        follow = _follower(chosen)
         if follow is not None:
             return follow()
         with ended_by_interrupts():
-            return _serve(settings_of(arguments), arguments, progress)
+            return _serve(chosen, progress)
     except (ConfigurationError, EngineError, ModelError) as error:
         return _failed(str(error))
     except KeyboardInterrupt:
         return 130
 
 
-def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProgressDisplay) -> int:
+def _serve(chosen: ChosenOptions, progress: LoadProgressDisplay) -> int:
     from mlx_backend.server.api_keys import check_exposure
     from mlx_backend.server.app import App
     from mlx_backend.server.port_check import port_in_use
     from mlx_backend.server.wsgi_server import ConnectionLimits, Server
 
+    settings = chosen.settings
     check_exposure(settings)
     keep_little_free_memory()
-    models = _models(settings, arguments, on_status=progress)
+    models = _models(chosen, on_status=progress)
     app = App(models, settings, memory=models.memory)
     requests = settings.max_concurrent + settings.max_queue
     limits = ConnectionLimits(max_body_bytes=settings.max_received_bytes, trusted_proxies=app.proxies)
@@ -144,8 +143,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProg
                 if loading.failure is not None:
                     return _failed(str(loading.failure))
                 is_mac = this_machine().is_mac
-                demo = _demo_of(arguments)
-                say(*start_lines(url, models, settings, demo=demo, is_mac=is_mac))
+                say(*start_lines(url, models, settings, demo=chosen.demo_name, is_mac=is_mac))
                 signals.wait()
             app.preparations.drain()
             _drain(app.in_flight, settings.drain_seconds, signals)
@@ -195,17 +193,16 @@ def _drain(in_flight: InFlightRequests, seconds: float, signals: StopSignals) ->
     signals.wait(seconds)
 
 
-def _follower(arguments: argparse.Namespace) -> Callable[[], int] | None:
+def _follower(chosen: ChosenOptions) -> Callable[[], int] | None:
     """Return what this process does if it was launched to share a model and is not the first; None otherwise."""
     if distributed_backend() is None:
         return None
     from mlx_backend.engine.mlx import follow_engine, rank_and_count
 
-    model, options = named_model_of(arguments), serve_options_of(arguments)
-    others = options.config or options.models_dir or options.hf_cache
-    if model is None or others or options.embedding_model or options.rerank_model:
+    model = chosen.named_model()
+    if model is None or chosen.names_other_models:
         raise ConfigurationError("Several processes share one model: name it with --model, and no others.")
-    engine_options = replace(model.options(engine_options_of(arguments)), allow_download=True)
+    engine_options = replace(model.options(chosen.engine), allow_download=True)
     if rank_and_count(engine_options.blas)[0] == 0:
         return None
     return lambda: follow_engine(model.source, engine_options)
@@ -228,22 +225,20 @@ class _Loading(threading.Thread):
         self._signals.post(_LOADED)
 
 
-def _models(
-    settings: Settings, arguments: argparse.Namespace, on_status: Callable[[ModelStatus], object]
-) -> MultiModelRegistry:
+def _models(chosen: ChosenOptions, on_status: Callable[[ModelStatus], object]) -> MultiModelRegistry:
     """Return the models that can be served; the first answers requests that name none."""
     from mlx_backend.registry import config_file
     from mlx_backend.registry.catalogue import Catalogue
     from mlx_backend.registry.registry import MultiModelRegistry
 
-    options = serve_options_of(arguments)
+    options = chosen.serve
     if options.config is not None:
         configuration = config_file.read(options.config, ttl=options.ttl)
     else:
         others = ModelSpec(name="", source="", ttl=options.ttl or None)
         configuration = config_file.Configuration(others=others)
-    named = named_model_of(arguments)
-    embedders = embedding_and_rerank_models_of(arguments)
+    named = chosen.named_model()
+    embedders = chosen.embedding_and_rerank_models()
     specs = [*([named] if named is not None else []), *configuration.models, *embedders]
     catalogue = Catalogue(
         specs,
@@ -260,14 +255,14 @@ def _models(
     listed = specs or list(catalogue.models())
     if not listed:
         raise ConfigurationError("There is no model to serve: name one with --model, or in the models file.")
-    engine_options = engine_options_of(arguments)
+    engine_options = chosen.engine
     device = this_device(engine_options.memory_bytes, engine_options.wired, engine_options.blas)
     language_models = [spec for spec in (*listed, *catalogue.models()) if catalogue.model_type(spec) == "llm"]
     return MultiModelRegistry(
         catalogue,
         partial(_load, device),
         engine_options,
-        settings,
+        chosen.settings,
         memory=device.memory,
         ranks=_ranks(engine_options),
         default_name=(language_models or listed)[0].name,
@@ -312,11 +307,6 @@ def _load_worker(
     from mlx_backend.embedding.mlx import load_worker
 
     return load_worker(spec.source, kind, options, device=device, model_id=spec.name, on_progress=on_progress)
-
-
-def _demo_of(arguments: argparse.Namespace) -> str | None:
-    named, name = named_model_of(arguments), serve_options_of(arguments).model or MODEL_NAME
-    return name if named is not None and named.source == str(demo_path(name)) else None
 
 
 def _bind_failure(settings: Settings, error: OSError) -> str:

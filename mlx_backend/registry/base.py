@@ -23,8 +23,8 @@ type ModelState = Literal[
 class LoadProgress(Protocol):
     """What a load reports, from any thread. Raises EngineStopped when the model is no longer wanted."""
 
-    def __call__(self, share: float) -> None:
-        """Report the share of the weights that is in memory, from 0 to 1."""
+    def __call__(self, fraction: float) -> None:
+        """Report the fraction of the weights that is in memory, from 0 to 1."""
         ...
 
     def downloaded(self, done: int, total: int) -> None:

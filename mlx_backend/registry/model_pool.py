@@ -512,7 +512,7 @@ class ModelPool[S: LoadedService]:
         stage: Literal["downloading", "loading"],
         done: int,
         total: int,
-        share: float,
+        fraction: float,
     ) -> None:
         """Record how far a load is. An engine that reloads itself later may report here too, which is ignored."""
         if attempt.finished:
@@ -521,7 +521,7 @@ class ModelPool[S: LoadedService]:
             raise EngineStopped("The server is stopping.")
         if stage != attempt.stage:  # the time left is estimated for each by itself
             attempt.stage, attempt.started_at = stage, self._clock.now()
-        attempt.done, attempt.total, attempt.percent = done, total, int(100 * min(1.0, max(0.0, share)))
+        attempt.done, attempt.total, attempt.percent = done, total, int(100 * min(1.0, max(0.0, fraction)))
         self._on_status(entry.status())
 
     def _publish(self, entry: ModelEntry[S], attempt: LoadAttempt, service: S, size: int) -> bool:
@@ -622,7 +622,7 @@ class ModelPool[S: LoadedService]:
 
 
 class _Report:
-    """Implements `LoadProgress` for a model of `size` bytes: calls `record` with stage, done, total and share."""
+    """Implements `LoadProgress` for a model of `size` bytes: calls `record` with stage, done, total and fraction."""
 
     def __init__(
         self, record: Callable[[Literal["downloading", "loading"], int, int, float], None], size: int
@@ -630,9 +630,9 @@ class _Report:
         self._record = record
         self._size = size
 
-    def __call__(self, share: float) -> None:
-        if math.isfinite(share):
-            self._record("loading", int(self._size * min(1.0, max(0.0, share))), self._size, share)
+    def __call__(self, fraction: float) -> None:
+        if math.isfinite(fraction):
+            self._record("loading", int(self._size * min(1.0, max(0.0, fraction))), self._size, fraction)
 
     def downloaded(self, done: int, total: int) -> None:
         self._record("downloading", done, total, done / total if total else 0.0)

@@ -12,15 +12,11 @@ from mlx_backend.api.errors import ApiError
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.commands.options import (
     OWNERS,
+    ChosenOptions,
     ServeOptions,
     add_options,
-    embedding_and_rerank_models_of,
-    engine_options_of,
     misspelt_variables,
-    named_model_of,
     options_by_group,
-    serve_options_of,
-    settings_of,
     values_of,
 )
 from mlx_backend.conversation.effort import Effort
@@ -38,6 +34,10 @@ def arguments(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def chosen(*words: str) -> ChosenOptions:
+    return ChosenOptions.of(arguments(*words))
+
+
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for options in options_by_group().values():
@@ -46,9 +46,9 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_nobody_sets_has_its_default() -> None:
-    assert settings_of(arguments()) == Settings()
-    assert serve_options_of(arguments()) == ServeOptions()
-    assert engine_options_of(arguments()) == EngineOptions(max_waiting=Settings().max_queue)
+    assert chosen().settings == Settings()
+    assert chosen().serve == ServeOptions()
+    assert chosen().engine == EngineOptions(max_waiting=Settings().max_queue)
 
 
 def test_options_set_settings_in_their_own_units() -> None:
@@ -65,7 +65,7 @@ def test_options_set_settings_in_their_own_units() -> None:
             "3",
         ),
     )
-    settings, engine = settings_of(given), engine_options_of(given)
+    settings, engine = ChosenOptions.of(given).settings, ChosenOptions.of(given).engine
     assert (settings.temperature, settings.reasoning_effort) == (0.5, Effort.HIGH)
     assert (settings.max_body_bytes, settings.prewarm) == (2 << 20, False)
     assert settings.cors_origins == ("https://a", "https://b")
@@ -78,22 +78,22 @@ def test_a_variable_sets_what_no_option_does_and_an_option_wins_over_it(
     monkeypatch.setenv("MLX_BACKEND_API_KEY", "sesame")
     monkeypatch.setenv("MLX_BACKEND_PORT", "9000")
     monkeypatch.setenv("MLX_BACKEND_KV_BITS", "8")
-    settings = settings_of(arguments("--port", "9001"))
+    settings = chosen("--port", "9001").settings
     assert (settings.api_key, settings.port) == ("sesame", 9001)
-    model = named_model_of(arguments())
+    model = chosen().named_model()
     assert model is not None
     assert model.engine["kv_bits"] == 8
 
 
 def test_an_empty_variable_sets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_BACKEND_API_KEY", "")
-    assert settings_of(arguments()).api_key is None
+    assert chosen().settings.api_key is None
 
 
 def test_a_variable_of_a_repeatable_option_holds_several_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_BACKEND_MODELS_DIR", "/one, /two")
     monkeypatch.setenv("MLX_BACKEND_ADAPTER_PATH", "pirate=/p,/default")
-    options = serve_options_of(arguments())
+    options = chosen().serve
     assert options.models_dir == (Path("/one"), Path("/two"))
     assert options.adapter_path == (("pirate", Path("/p")), ("default", Path("/default")))
 
@@ -106,8 +106,8 @@ def test_a_variable_of_a_switch_is_true_or_false(
 ) -> None:
     monkeypatch.setenv("MLX_BACKEND_HF_CACHE", written)
     monkeypatch.setenv("MLX_BACKEND_NO_PREWARM", written)
-    assert serve_options_of(arguments()).hf_cache is on
-    assert settings_of(arguments()).prewarm is not on
+    assert chosen().serve.hf_cache is on
+    assert chosen().settings.prewarm is not on
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_a_wrong_variable_is_named_with_what_would_be_right(
 ) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(ConfigurationError) as caught:
-        settings_of(arguments())
+        chosen()
     assert str(caught.value) == says
 
 
 def test_the_demo_model_is_greedy_unless_a_temperature_is_set() -> None:
     for words, temperature in (((), 0.0), (("--temperature", "1"), None), (("--model", "a/b"), None)):
-        model = named_model_of(arguments(*words))
+        model = chosen(*words).named_model()
         assert model is not None
         assert model.defaults.temperature == temperature
 
@@ -144,11 +144,11 @@ def test_both_demo_models_can_be_named_and_a_folder_of_that_name_goes_first(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, folder in (("mlx-demo", MODEL_PATH), ("mlx-demo-vision", VISION_MODEL_PATH)):
-        model = named_model_of(arguments("--model", name))
+        model = chosen("--model", name).named_model()
         assert model is not None
         assert (model.name, model.source, model.defaults.temperature) == (name, str(folder), 0.0)
     (tmp_path / "mlx-demo").mkdir()
-    own, default = named_model_of(arguments("--model", "mlx-demo")), named_model_of(arguments())
+    own, default = chosen("--model", "mlx-demo").named_model(), chosen().named_model()
     assert own is not None
     assert (own.name, own.source, own.defaults.temperature) == ("mlx-demo", "mlx-demo", None)
     assert default is not None
@@ -157,8 +157,10 @@ def test_both_demo_models_can_be_named_and_a_folder_of_that_name_goes_first(
 
 def test_other_models_take_the_place_of_the_demo() -> None:
     given = arguments("--embedding-model", "a/b", "--rerank-model", "c/d", "--ttl", "60")
-    assert named_model_of(given) is None
-    assert [(spec.name, spec.type, spec.ttl) for spec in embedding_and_rerank_models_of(given)] == [
+    assert ChosenOptions.of(given).named_model() is None
+    assert [
+        (spec.name, spec.type, spec.ttl) for spec in ChosenOptions.of(given).embedding_and_rerank_models()
+    ] == [
         ("a/b", "embedding", 60.0),
         ("c/d", "rerank", 60.0),
     ]
@@ -168,9 +170,9 @@ def test_a_hidden_option_is_taken_and_not_shown(monkeypatch: pytest.MonkeyPatch)
     parser = argparse.ArgumentParser()
     add_options(parser)
     assert "--engine" not in parser.format_help()
-    assert engine_options_of(arguments("--engine", "plain")).engine == "plain"
+    assert chosen("--engine", "plain").engine.engine == "plain"
     monkeypatch.setenv("MLX_BACKEND_ENGINE", "plain")
-    assert engine_options_of(arguments()).engine == "plain"
+    assert chosen().engine.engine == "plain"
 
 
 def test_no_two_options_have_a_name_or_a_variable_in_common() -> None:
