@@ -26,6 +26,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlx_backend.device.blas import use_fast_blas
+
+BLAS = use_fast_blas()  # before MLX, as the server does it
+
 import mlx.core as mx
 
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
@@ -131,6 +135,7 @@ def versions(report: Report) -> None:
     report.row("iogpu.wired_limit_mb", _output("sysctl", "-n", "iogpu.wired_limit_mb"))
     report.row("MLX_ENABLE_TF32", os.environ.get("MLX_ENABLE_TF32", "not set, as for users"))
     report.row("device", str(mx.default_device()))
+    report.row("CPU", BLAS or "")
     for name, value in mx.device_info().items():
         report.row(f"device_info: {name}", _with_unit(value))
     report.row("models and caches may take", format_bytes(recommended_memory()))
