@@ -172,9 +172,12 @@ class _History:
         self.policy = policy
         self.system: dict[str, None] = {}  # the texts, each once
         self.messages: list[dict[str, Any]] = []  # without results
+        self.reasoning: list[str] = []  # of assistant messages just now that hold nothing else
         self.calls = CallResults()
 
     def add(self, message: Mapping[str, Any]) -> None:
+        if message["role"] != "assistant":
+            self._append_reasoning()
         match message["role"]:
             case "system" | "developer":
                 text = text_of(message.get("content"))
@@ -220,18 +223,33 @@ class _History:
                 self._append_assistant(reasoning, segment.content, (calls or echoed) if last else echoed)
 
     def _append_assistant(self, reasoning: str, content: str, calls: Sequence[tuple[str, str, str]]) -> None:
-        previous = self.messages[-1] if self.messages else {"role": ""}
-        if previous["role"] == "assistant" and not (previous["content"] or "tool_calls" in previous):
-            # Nothing but reasoning: some clients send it as a message of its own, before what it led to.
-            self.messages.pop()
-            reasoning = _join_distinct([previous[REASONING_CONTENT], reasoning])
-        message: dict[str, Any] = {"role": "assistant", "content": content}
         if reasoning:
-            message[REASONING_CONTENT] = reasoning
+            self._note_reasoning(reasoning)
+        if not content and not calls:
+            return  # some clients send reasoning as a message of its own, before what it led to
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if self.reasoning:
+            message[REASONING_CONTENT] = "\n\n".join(self.reasoning)
+            self.reasoning = []
         if calls:
             message["tool_calls"] = self._calls(calls)
         if _has_substance(message):
             self.messages.append(message)
+
+    def _note_reasoning(self, reasoning: str) -> None:
+        """Note reasoning, once: clients send it again with what it led to."""
+        last = self.reasoning[-1] if self.reasoning else None
+        if last is not None and last in reasoning:
+            self.reasoning[-1] = reasoning
+        elif last is None or reasoning not in last:
+            self.reasoning.append(reasoning)
+
+    def _append_reasoning(self) -> None:
+        """Append reasoning that led to nothing, as a message of its own."""
+        if self.reasoning:
+            reasoning = "\n\n".join(self.reasoning)
+            self.messages.append({"role": "assistant", "content": "", REASONING_CONTENT: reasoning})
+            self.reasoning = []
 
     def _calls(self, calls: Iterable[tuple[str, str, str]]) -> list[dict[str, Any]]:
         """Make the calls of one message, with ids that no other call has."""
@@ -269,6 +287,7 @@ class _History:
 
     def finish(self) -> list[dict[str, Any]]:
         """Apply the policy to reasoning and put the first system message before everything else."""
+        self._append_reasoning()
         messages = list(self.calls.behind(self.messages))
         last = len(messages) - 1
         answered = -1
@@ -408,8 +427,11 @@ def _take_parts(content: Any, kind: str) -> tuple[list[Mapping[str, Any]], Any]:
     """Split the parts of one type from a content: Anthropic's clients put calls and results among the texts."""
     if not isinstance(content, list):
         return [], content
-    taken = [part for part in content if isinstance(part, Mapping) and part.get("type") == kind]
-    return taken, [part for part in content if part not in taken] if taken else content
+    taken: list[Mapping[str, Any]] = []
+    others: list[Any] = []
+    for part in content:
+        (taken if isinstance(part, Mapping) and part.get("type") == kind else others).append(part)
+    return taken, others if taken else content
 
 
 def _without_displays_of(calls: Iterable[tuple[str, str, str]], segments: list[Echo]) -> list[Echo]:

@@ -277,16 +277,16 @@ def _convert_calls(
         # Behind an answered turn it prints no text beside a call at all: there the preamble stands alone.
         before = [{"role": "assistant", "content": content}]
     rewritten = before
+    by_call: dict[Any, Messages] = {call["id"]: [] for call in calls}
+    rest: Messages = []
+    for result in rendered_results:
+        by_call.get(result.get("tool_call_id"), rest).append(result)
     for index, call in enumerate(calls):
         single: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
         if index == 0 and reasoning and traits.reasoning_key:
             single[traits.reasoning_key] = reasoning
-        last = index == len(calls) - 1
-        known = {call["id"] for call in calls[: index + 1]}
-        mine = [r for r in rendered_results if r.get("tool_call_id") == call["id"]]
-        rest = [r for r in rendered_results if last and r.get("tool_call_id") not in known]
-        rewritten += [single, *mine, *rest]
-    return rewritten
+        rewritten += [single, *by_call[call["id"]]]
+    return rewritten + rest
 
 
 def _written(call: Mapping[str, Any], dialect: Dialect) -> str:

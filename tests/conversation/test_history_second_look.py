@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.effort import Effort, parse_effort
 from mlx_backend.conversation.effort_sources import resolve, take_lines
 from mlx_backend.conversation.history import sanitise
@@ -125,3 +126,45 @@ def test_a_line_goes_with_its_line_break_of_either_kind() -> None:
         [{"role": "system", "content": "Reasoning: high\r\nBe brief.\r\nAnd kind.\r\n"}]
     ).messages
     assert messages[0]["content"] == "Be brief.\r\nAnd kind."
+
+
+def _calls(count: int) -> list[dict[str, Any]]:
+    function = {"name": "f", "arguments": "{}"}
+    return [{"id": f"c{at}", "type": "function", "function": function} for at in range(count)]
+
+
+def test_many_messages_that_hold_only_reasoning_are_read_in_one_go() -> None:
+    thoughts = [{"role": "assistant", "content": "", "reasoning_content": f"r{at}."} for at in range(MANY)]
+    answer = {"role": "assistant", "content": "Yes.", "reasoning_content": f"r{MANY - 1}. So yes."}
+    history = sanitise([{"role": "user", "content": "q"}, *thoughts, answer], policy=HistoryPolicy())
+    reasoning = history[-1]["reasoning_content"]
+    assert reasoning.startswith("r0.\n\nr1.\n\n")
+    assert reasoning.endswith(f"r{MANY - 2}.\n\nr{MANY - 1}. So yes.")
+    assert len(history) == 2
+
+
+def test_many_parts_of_one_message_are_told_apart_in_one_go() -> None:
+    uses = [{"type": "tool_use", "id": f"c{at}", "name": "f", "input": {}} for at in range(MANY)]
+    results = [{"type": "tool_result", "tool_use_id": f"c{at}", "content": str(at)} for at in range(MANY)]
+    history = sanitise(
+        [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": [*uses, {"type": "text", "text": "I call."}]},
+            {"role": "user", "content": [*results, {"type": "text", "text": "Go on."}]},
+        ]
+    )
+    assert [message["role"] for message in history] == ["user", "assistant", *["tool"] * MANY, "user"]
+    assert history[-2]["content"] == str(MANY - 1)
+
+
+def test_many_calls_of_one_message_go_to_a_template_that_takes_one_each() -> None:
+    results = [{"role": "tool", "tool_call_id": f"c{at}", "content": str(at)} for at in range(MANY)]
+    history = sanitise(
+        [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "", "tool_calls": _calls(MANY)},
+            *results,
+        ]
+    )
+    rewritten = for_template(history, GPT_OSS_TRAITS)
+    assert [message["role"] for message in rewritten] == ["user", *["assistant", "tool"] * MANY]
