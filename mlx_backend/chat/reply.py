@@ -6,8 +6,8 @@
                      └─ FinishedReply     the whole of it, for `on_finished`
 
 A `Reply` is an iterator of events that cancels its generation when it is closed. A delta may end in the middle of a
-stop string, so the longest suffix that may still become one is held back, and nothing more. Knows no HTTP and no
-prompts, and how nothing looks on the wire.
+stop string, so the longest suffix that may still become one is held back, and nothing more. Knows no prompts, no wire
+format and no HTTP.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class RawText:
-    """Implements reply.py's `Parser`.
+    """The `Parser` that parses nothing, for completions and raw replies: all text is content, markers included.
 
     With `special_tokens` the end token is left out, as a plain completion expects: a control token is shown
     only once something follows it. Without them everything is shown.

@@ -94,7 +94,27 @@ class Tokenize(OpenAIProtocol):
     def parse(self, body: bytes) -> TokenizeCall:
         """Parse a request. Raises ApiError naming the field that is wrong."""
         written = with_extra_body(decode_json(body))
-        return TokenizeCall(parse(written), written)
+        return TokenizeCall(self._parsed(written), written)
+
+    @staticmethod
+    def _parsed(body: Any) -> TokenizedText | TokenizedChat:
+        if not isinstance(body, dict):
+            raise refuse(f"The body must be a JSON object, not {json_type(body)}.")
+        sent = [name for name in ("prompt", "messages") if body.get(name) is not None]
+        if len(sent) != 1:
+            text = "prompt and messages: send one of them." if sent else "prompt or messages is missing."
+            raise refuse(text, "messages" if sent else "prompt")
+        if sent == ["prompt"]:
+            _check_prompt(body["prompt"])
+            return TokenizedText.parse(body)
+        chat = TokenizedChat.parse(body)
+        if chat.add_special_tokens:
+            raise refuse(
+                "add_special_tokens = true is not supported for messages: the chat template writes them.",
+                "add_special_tokens",
+                "unsupported_value",
+            )
+        return chat
 
 
 @dataclass(frozen=True)
@@ -112,8 +132,21 @@ class TokenizeCall(BodyCall[TokenizedText | TokenizedChat]):
     def answer(
         self, service: Service | Embedder, _client: QueueClient, _on_disconnect: OnDisconnect
     ) -> JsonAnswer:
-        """Tokenise."""
-        return JsonAnswer(answer(service, self.body, self.written))
+        """Tokenise. An embedding model takes texts, not conversations."""
+        body = self.body
+        if isinstance(service, Embedder):
+            _check_for_embedder(service, body)
+        elif isinstance(body, TokenizedText):
+            service.check_tokenizable(body.texts)
+        if isinstance(body, TokenizedText):
+            parts = [_tokenized(service, body.tokens(service, text), body) for text in body.texts]
+        else:
+            assert not isinstance(service, Embedder)  # refused above
+            parts = [_tokenized(service, body.prompt_tokens(service, self.written), body)]
+        found = parts[0]
+        if isinstance(body, TokenizedText) and isinstance(body.prompt, list):
+            found = {key: [part[key] for part in parts] for key in found}
+        return JsonAnswer({"count": found["count"], "max_model_len": service.engine.context_length, **found})
 
 
 class Detokenize(OpenAIProtocol):
@@ -140,27 +173,6 @@ class DetokenizeCall(BodyCall[DetokenizeBody]):
         return JsonAnswer({"prompt": self.body.text(service)})
 
 
-def parse(body: Any) -> TokenizedText | TokenizedChat:
-    """Parse either form. Raises the ApiError (400) that names what is wrong with it."""
-    if not isinstance(body, dict):
-        raise refuse(f"The body must be a JSON object, not {json_type(body)}.")
-    sent = [name for name in ("prompt", "messages") if body.get(name) is not None]
-    if len(sent) != 1:
-        text = "prompt and messages: send one of them." if sent else "prompt or messages is missing."
-        raise refuse(text, "messages" if sent else "prompt")
-    if sent == ["prompt"]:
-        _check_prompt(body["prompt"])
-        return TokenizedText.parse(body)
-    chat = TokenizedChat.parse(body)
-    if chat.add_special_tokens:
-        raise refuse(
-            "add_special_tokens = true is not supported for messages: the chat template writes them.",
-            "add_special_tokens",
-            "unsupported_value",
-        )
-    return chat
-
-
 def _check_prompt(prompt: Any) -> None:
     """Refuse what is neither a text nor a list of them, in a sentence that says where."""
     if isinstance(prompt, str):
@@ -172,25 +184,6 @@ def _check_prompt(prompt: Any) -> None:
     for at, text in enumerate(prompt):
         if not isinstance(text, str):
             raise refuse(f"prompt[{at}]: must be a text, not {excerpt(text)}.", f"prompt[{at}]")
-
-
-def answer(
-    service: Service | Embedder, body: TokenizedText | TokenizedChat, written: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Answer either form. An embedding model takes texts, not conversations."""
-    if isinstance(service, Embedder):
-        _check_for_embedder(service, body)
-    elif isinstance(body, TokenizedText):
-        service.check_tokenizable(body.texts)
-    if isinstance(body, TokenizedText):
-        parts = [_tokenized(service, body.tokens(service, text), body) for text in body.texts]
-    else:
-        assert not isinstance(service, Embedder)  # refused above
-        parts = [_tokenized(service, body.prompt_tokens(service, written), body)]
-    found = parts[0]
-    if isinstance(body, TokenizedText) and isinstance(body.prompt, list):
-        found = {key: [part[key] for part in parts] for key in found}
-    return {"count": found["count"], "max_model_len": service.engine.context_length, **found}
 
 
 def _check_for_embedder(embedder: Embedder, body: TokenizedText | TokenizedChat) -> None:
