@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BYTES = 64 << 20
 MAX_SHARE = 0.5
-"""Of a budget, for one of its caches: a client that fills one leaves the others something."""
+"""The part of a budget that one cache may hold: a client that fills one leaves the others something."""
 
 
 class CacheBudget:

@@ -41,8 +41,8 @@ _MAX_ANSWER: Final = 1 << 28
 """Bytes. A function bounds its answers itself; this is for one that no longer does."""
 _WATCH_SECONDS: Final = 0.25
 """Seconds between two looks at the memory of a process, where the system does not limit it."""
-_REQUEST: Final = Struct("<Qd")  # bytes that follow, seconds
-_ANSWER: Final = Struct("<Qd")  # bytes that follow, seconds that were used
+_HEADER: Final = Struct("<Qd")
+"""What comes before a request or an answer: its bytes, and the seconds that it may take or has taken."""
 _PASSED_VARIABLES: Final = ("TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _PROGRAM: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -107,7 +107,7 @@ class ChildProcesses:
                     raise Overrun(f"it takes more than {seconds:g} seconds of processor time")
                 if is_new:
                     raise Overrun("it takes too much memory")
-                # One that waited may have been ended by somebody else.
+                # One that waited may have been ended from outside.
 
     def close(self) -> None:
         """End the processes that wait."""
@@ -158,16 +158,16 @@ class _Child:
     def ask(self, request: bytes, seconds: float, wait_seconds: float) -> ChildAnswer | None:
         """Return the answer; None if there is none after so many seconds on the clock, or none will come."""
         try:
-            self._requests.write(_REQUEST.pack(len(request), max(seconds, 0.001)) + request)
+            self._requests.write(_HEADER.pack(len(request), max(seconds, 0.001)) + request)
             self._requests.flush()
         except OSError:
             return None
         if not self._has_answer(wait_seconds):
             self.kill()
-        head = self._answers.read(_ANSWER.size)
-        if len(head) < _ANSWER.size:
+        head = self._answers.read(_HEADER.size)
+        if len(head) < _HEADER.size:
             return None
-        size, used = _ANSWER.unpack(head)
+        size, used = _HEADER.unpack(head)
         if size > _MAX_ANSWER:
             self.kill()
             return None
@@ -219,7 +219,8 @@ def serve(function: str, niceness: int) -> None:
     """Answer requests on standard input until it ends. This is what the processes run."""
     import importlib
 
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server decides when it ends
+    # The server decides when it ends.
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     os.nice(niceness)
@@ -228,14 +229,14 @@ def serve(function: str, niceness: int) -> None:
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     _limit()
-    while head := requests.read(_REQUEST.size):
-        size, seconds = _REQUEST.unpack(head)
+    while head := requests.read(_HEADER.size):
+        size, seconds = _HEADER.unpack(head)
         request = requests.read(size)
         started = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, seconds)
         data = answer(request)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(_ANSWER.pack(len(data), time.process_time() - started) + data)
+        answers.write(_HEADER.pack(len(data), time.process_time() - started) + data)
         answers.flush()
 
 

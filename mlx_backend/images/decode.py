@@ -49,7 +49,8 @@ BYTES_PER_PIXEL, BYTES_PER_WEBP_PIXEL = 14, 24
 file, in RGB and on white, or turned; the rest is its copy as bytes. WebP's decoder has two more pictures of its own."""
 
 _ACCEPTED = "Send it as PNG, JPEG, WebP or GIF."
-_SCAN = b"\xff\xda"  # in a JPEG's data, 0xff is followed by 0 unless it begins a marker
+_SCAN = b"\xff\xda"
+"""The marker of a JPEG's scan. In its data, 0xff is followed by 0."""
 _HEIF_BRANDS = frozenset([b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"])
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -67,7 +68,8 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"PK\x03\x04", "a ZIP archive or an office document"),
 )
 _MARKUP = ((b"<svg", "an SVG drawing"), (b"<html", "a web page"), (b"<!doctype html", "a web page"))
-_HEAD = 1024  # bytes in which a drawing's first tag is looked for
+_HEAD = 1024
+"""Bytes in which a drawing's first tag is looked for."""
 
 
 def decode(

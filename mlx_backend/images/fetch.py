@@ -1,12 +1,12 @@
 """Fetches an image from an http(s) address that somebody else chose, which may be anything.
 
-So that nobody reaches through this server what only it can reach, images come from public addresses, and from those
+So that no client reaches through this server what only it can reach, images come from public addresses, and from those
 that the server's operator names. Each step of a redirect is judged like the first address: its scheme, and the
 addresses that its name has. A name is looked up once for each step, and the connection is made to what that gave, so
 that a second answer of a name server changes nothing. Proxies are not used: they would look names up themselves.
 Cookies, credentials and compression are not sent or accepted.
 
-A fetch ends when its time is over, whatever the other side does meanwhile, and when nobody waits for it any more. Knows
+A fetch ends when its time is over, whatever the other side does meanwhile, and when its request is cancelled. Knows
 no formats: what it returns may be no image.
 """
 
@@ -40,7 +40,8 @@ MAX_REDIRECTS = 5
 MAX_ADDRESSES = 4
 """Addresses of one name that are tried one after the other."""
 _NAT64 = IPv6Network("64:ff9b::/96")
-_LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")  # of a network's own; what it leads to cannot be known
+_LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")
+"""Translation by a network's own rules: what an address leads to cannot be known."""
 _READ_BYTES = 64 << 10
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -350,7 +351,7 @@ def _within(deadline: _Deadline, look_up: Callable[[], Sequence[str]]) -> Sequen
         except Exception as error:
             results.put(error)
 
-    deadline.on_end(lambda: results.put(TimeoutError()))  # also of a fetch that nobody waits for any more
+    deadline.on_end(lambda: results.put(TimeoutError()))  # also that of a cancelled request
     threading.Thread(target=run, name="image-look-up", daemon=True).start()
     try:
         result = results.get(timeout=deadline.seconds_left)

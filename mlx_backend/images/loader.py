@@ -30,8 +30,10 @@ log = logging.getLogger(__name__)
 DECODING_BYTES = 1 << 30
 MAX_FETCHED = 8
 """Files of one server that are fetched, or were and are being decoded, at the same time."""
-SHOWN_CHARACTERS = 40  # of what is no address
-COPIES = 26  # of a picture's pixels, while a model's processor makes floats of them: Qwen's took 22 to 26, others less
+SHOWN_CHARACTERS = 40
+"""Characters that an error repeats of what is no address."""
+COPIES = 26
+"""Bytes for each byte of a picture, while a model's processor makes floats of it: Qwen's took 22 to 26, others less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

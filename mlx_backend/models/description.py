@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.effort import Effort
 
 
-DEFAULT_TEMPERATURE = 1.0  # where nothing sets one
+DEFAULT_TEMPERATURE = 1.0
+"""The temperature where nothing sets one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,20 +22,21 @@ class ModelDescription:
     kind: Literal["llm", "embedding", "rerank"] = "llm"
     context_length: int | None = None
     capabilities: tuple[str, ...] = ("completion",)
-    efforts: tuple[Effort, ...] = ()  # those that make a difference
-    effort_budgets: Mapping[Effort, int] = field(
-        default_factory=dict
-    )  # tokens of reasoning, for the efforts that stand for so many at most
-    default_effort: Effort | None = None  # for a request that sets none
-    preserves_reasoning: bool = (
-        False  # that of answered turns can be part of a prompt: clients had better return it
-    )
-    sampling: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # for a request that sets none, by the names of `Sampling`
-    default_max_tokens: int | None = None  # for a request that sets none; None: what the context holds
-    adapters: tuple[str, ...] = ()  # LoRA, by the names a request may send
-    unbatched: str = ""  # why replies of the loaded model are not decoded together; empty if they are
-    available_context: int | None = (
-        None  # tokens of prompt and reply that fit into memory now, of a loaded model
-    )
+    efforts: tuple[Effort, ...] = ()
+    """The efforts that make a difference."""
+    effort_budgets: Mapping[Effort, int] = field(default_factory=dict)
+    """The most tokens of reasoning, for the efforts that are such a limit."""
+    default_effort: Effort | None = None
+    """The effort of a request that sets none."""
+    preserves_reasoning: bool = False
+    """Whether the reasoning of answered turns can be part of a prompt: then clients had better return it."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """What a request is sampled with that sets nothing, by the names of `Sampling`."""
+    default_max_tokens: int | None = None
+    """The limit of a request that sets none; None: what the context holds."""
+    adapters: tuple[str, ...] = ()
+    """The LoRA adapters, by the names that a request may send."""
+    unbatched: str = ""
+    """Why replies of the loaded model are not decoded together; empty if they are."""
+    available_context: int | None = None
+    """Tokens of prompt and reply that fit into memory now, of a loaded model."""

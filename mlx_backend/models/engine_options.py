@@ -19,7 +19,8 @@ from mlx_backend.declaration import (
     whole,
 )
 
-GROUP_SIZES = (32, 64, 128)  # that MLX can quantise in
+GROUP_SIZES = (32, 64, 128)
+"""The groups of weights that MLX can quantise together."""
 
 _GIBI = 1 << 30
 _GIGABYTES = "a number of gigabytes"

@@ -35,13 +35,17 @@ CONTEXT_KEYS = (
     *("max_position_embeddings", "max_seq_len", "max_sequence_length"),
     *("n_positions", "n_ctx", "seq_length", "model_max_length", "max_context_length"),
 )
-_MAX_CONTEXT = 1 << 31  # tokens; a larger number, as 10**30 in many a file, says that no limit is known
+_MAX_CONTEXT = 1 << 31
+"""Tokens. A larger number, as 10**30 in many a file, says that no limit is known."""
 # Of one architecture: elsewhere the name says something else.
 _OWN_CONTEXT_KEYS = {"lille-130m": "block_size"}
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_MAX_JSON_BYTES = 16 << 20  # of a file that should be small
-_MAX_TEMPLATE_BYTES = 512 << 10  # the longest that are published have about 20 KiB
-_TOKENIZER_HEAD = 1 << 20  # characters of tokenizer.json; the added tokens come before the vocabulary
+_MAX_JSON_BYTES = 16 << 20
+"""Bytes of a file that should be small."""
+_MAX_TEMPLATE_BYTES = 512 << 10
+"""Bytes of a template; the longest that are published have about 20 KiB."""
+_TOKENIZER_HEAD = 1 << 20
+"""Characters of tokenizer.json that are read; the added tokens come before the vocabulary."""
 _ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
 
 

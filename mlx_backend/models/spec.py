@@ -47,12 +47,15 @@ class ModelSpec:
     name: str
     source: str
     aliases: tuple[str, ...] = ()
-    pinned: bool = False  # loaded at start, never unloaded to make room or for being idle
-    ttl: float | None = None  # seconds without a request until it is unloaded; None: never
+    pinned: bool = False
+    """It is loaded at the start, and never unloaded to make room or for being idle."""
+    ttl: float | None = None
+    """Seconds without a request until it is unloaded; None: never."""
     defaults: ModelDefaults = field(default_factory=ModelDefaults)
     engine: Mapping[str, Any] = field(default_factory=dict)
     named_on_command_line: bool = False
-    type: ModelType | None = None  # None: what its files say
+    type: ModelType | None = None
+    """None: what its files say."""
     embedding: Mapping[str, Any] = field(default_factory=dict)
 
     @property

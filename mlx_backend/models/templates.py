@@ -2,7 +2,7 @@
 
 A model's template is tried before its weights are loaded (`check`), run on made-up messages to find out what it does
 with its arguments (`TemplateProbe`), and renders the conversations that are answered (`render`). So one that never
-ends or fills the memory, with whatever conversation, ends its own process, and holds up nobody else's request.
+ends or fills the memory, with whatever conversation, ends its own process, and holds up no other model's request.
 
 Some models come without a Jinja template and name a function of mlx-lm's in `chat_template_type`. Prompts are rendered
 by that function, which is no stranger's. What it takes, and which efforts it has, is found out by rendering a small

@@ -50,8 +50,10 @@ class EmbeddingModel:
     context_length: int
     vocabulary_size: int
     dtype: mx.Dtype
-    bytes_per_token: int  # intermediate results of a stage
-    cache_bytes_per_token: int  # a causal model's KV cache, which lasts from stage to stage
+    bytes_per_token: int
+    """Bytes of intermediate results in a stage."""
+    cache_bytes_per_token: int
+    """Bytes of a causal model's KV cache, which lasts from stage to stage."""
 
 
 def load_embedding_model(
