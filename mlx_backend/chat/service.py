@@ -28,7 +28,7 @@ from mlx_backend.chat.superseded import SupersededReplies
 from mlx_backend.constraints import GrammarError
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.engine.base import ANYONE, GenerationRequest, Sampling
-from mlx_backend.engine.distributed.launch import distributed_backend
+from mlx_backend.engine.distributed import distributed_backend
 from mlx_backend.errors import RequestError
 from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
 from mlx_backend.preparation import Preparation

@@ -28,7 +28,7 @@ from mlx_backend.declaration import variable_of
 from mlx_backend.device import this_device
 from mlx_backend.device.host_memory import keep_little_free_memory
 from mlx_backend.device.machine import this_machine
-from mlx_backend.engine.distributed.launch import distributed_backend
+from mlx_backend.engine.distributed import distributed_backend
 from mlx_backend.errors import EngineError
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.errors import ConfigurationError, ModelError

@@ -354,7 +354,7 @@ class Scheduler:
                 self._running[job.key] = job
 
     def _deliver(self, key: int, outcome: Outcome) -> None:
-        if self._warmups.is_outcome(key, outcome):
+        if self._warmups.running is not None and self._warmups.is_outcome(key, outcome):
             return
         job = self._running[key]
         match outcome:

@@ -16,7 +16,7 @@ from mlx_backend.chat.service import Service
 from mlx_backend.device.memory import room_for_weights, too_large
 from mlx_backend.embedding.embedder import Embedder
 from mlx_backend.embedding.embedding_config import EmbeddingOptions, folder_context_length
-from mlx_backend.engine.distributed.launch import distributed_backend
+from mlx_backend.engine.distributed import distributed_backend
 from mlx_backend.errors import EngineError
 from mlx_backend.images.loader import ImageLimits, ImageLoader
 from mlx_backend.models.description import ModelDescription

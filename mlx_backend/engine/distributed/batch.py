@@ -23,6 +23,7 @@ from zlib import crc32
 
 from mlx_backend.engine.base import GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.batch import Batch, Ended
+from mlx_backend.engine.distributed.transport import RESTART_ALL
 from mlx_backend.errors import EngineError, EngineRefused, EngineStopped
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class LeaderBatch:
     def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         """Load together with the other ranks."""
         if self._loaded:  # the other ranks are gone
-            raise self._error or EngineStopped(f"The engine broke. {_RESTART_ALL}")
+            raise self._error or EngineStopped(f"The engine broke. {RESTART_ALL}")
         self._loaded = True
         try:
             self._ranks.open()
@@ -163,7 +164,7 @@ class LeaderBatch:
         if leader is not None and (lost := leader.lost_rank(timeout=1.0)) is not None:  # MLX may notice first
             return lost
         text = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
-        return EngineStopped(f"Rank 0 could not go on: {text} {_RESTART_ALL}")
+        return EngineStopped(f"Rank 0 could not go on: {text} {RESTART_ALL}")
 
 
 def follow(batch: SteppedBatch, ranks: RankConnection) -> int:
@@ -292,9 +293,6 @@ class LeaderConstraint:
 
     def advance(self, token: int) -> None:
         """Rank 0's constraint has seen the token."""
-
-
-_RESTART_ALL = "Processes that share a model cannot be restarted one by one: start them again."
 
 
 @contextmanager

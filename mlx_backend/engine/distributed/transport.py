@@ -47,7 +47,7 @@ JOIN_TIMEOUT = 30.0
 """Seconds for all ranks to connect."""
 MAX_GREETING_BYTES = 64
 
-_RESTART_ALL = "A model that several processes share needs all of them: start them again."
+RESTART_ALL = "A model that several processes share needs all of them: start them again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class Leader:
             rank = min(self._lost, key=lambda rank: (self._lost[rank] != "", rank))
             failure = self._lost[rank]
         what = f"has ended: {failure}" if failure else "was lost: its process ended or cannot be reached."
-        return EngineStopped(f"Rank {rank} {what} {_RESTART_ALL}")
+        return EngineStopped(f"Rank {rank} {what} {RESTART_ALL}")
 
     def on_lost(self, callback: Callable[[EngineStopped], object]) -> None:
         """Have `callback` called, on another thread, when a rank is lost; at once if one already is."""
@@ -262,7 +262,7 @@ class Follower:
             self._wire.send({"gather": value})
         message = self.receive()
         if message is None:
-            raise EngineStopped(f"Rank 0 was lost: its process ended or cannot be reached. {_RESTART_ALL}")
+            raise EngineStopped(f"Rank 0 was lost: its process ended or cannot be reached. {RESTART_ALL}")
         if "stop" in message:
             raise EngineStopped(f"Rank 0 has ended: {message['stop'] or 'it was stopped.'}")
         gathered: list[Any] = message["gathered"]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.device import this_device
 from mlx_backend.device.importing import importing_mlx
+from mlx_backend.engine.distributed import distributed_backend
 from mlx_backend.engine.distributed.batch import LeaderBatch, follow
-from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.engine.distributed.transport import COLLECTIVE_GRACE
 from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError

@@ -22,7 +22,7 @@ import mlx.core as mx
 
 from mlx_backend import __version__
 from mlx_backend.device.memory import MARGIN
-from mlx_backend.engine.distributed.launch import LAUNCHERS, distributed_backend
+from mlx_backend.engine.distributed import LAUNCHERS, distributed_backend
 from mlx_backend.engine.distributed.transport import Endpoint, Follower, Leader
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.chunk_cost import CacheCost

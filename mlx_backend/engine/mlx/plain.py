@@ -9,7 +9,7 @@ loading, the tokenizer and how a token is drawn, and `mlx-backend serve --engine
 a machine.
 
 What it lacks is refused by name. Memory for caches is not counted: only the weights are reserved, and as many requests
-run as the scheduler lets in.
+run as the scheduler lets in. macOS's limit of wired memory is the generator's to set.
 """
 
 from __future__ import annotations

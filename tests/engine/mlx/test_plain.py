@@ -154,6 +154,21 @@ def test_a_reply_that_is_closed_leaves_the_others_as_they_are(windowed: Path) ->
         assert [[item.token for item in each if isinstance(item, TokenDelta)] for each in running] == alone
 
 
+def test_a_prompt_that_is_cancelled_while_it_is_prefilled_leaves_the_others_as_they_are(
+    windowed: Path,
+) -> None:
+    with load_engine(windowed, engine="plain", prefill_chunk=8) as engine:
+        others = [
+            GenerationRequest(prompt=list(range(20, 20 + length)), max_tokens=30) for length in (40, 90)
+        ]
+        alone = [reply_tokens(engine, each) for each in others]
+        generation = engine.generate(GenerationRequest(prompt=[7] * 400, max_tokens=5))
+        running = [engine.generate(each) for each in others]
+        assert isinstance(generation.next(), Progress)
+        generation.close()
+        assert [[item.token for item in each if isinstance(item, TokenDelta)] for each in running] == alone
+
+
 class _Broken:
     """A constraint that fails at its third token."""
 
