@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def has_required_tokens(control_tokens: Set[str], end_tokens: Set[str], *, known_ends: Set[str]) -> bool:
     """Whether a model with these control tokens can be constrained: one of them has to end its turn.
 
-    `end_tokens` are those that do so by its files, `known_ends` those of its family, beside those of many.
+    `end_tokens` are those that do so by its files, `known_ends` those of its family, besides those of many.
     """
     return not control_tokens.isdisjoint(END_MARKERS | known_ends | end_tokens)
 
@@ -96,7 +96,7 @@ class BlockGrammar:
 
     def first_state(self, plan: ReplyRules, opens_in: Channel | None, begun: str) -> State:
         """Return the state at the beginning of a reply, or in what the prompt has opened."""
-        reply = _Reply(self, plan)
+        reply = _BlockReply(self, plan)
         match opens_in:
             case Channel.ANALYSIS:
                 return reply.reasoning(tuple(self.openers.values()))
@@ -106,7 +106,7 @@ class BlockGrammar:
                 return reply.answer(begun)
 
 
-class _Reply:
+class _BlockReply:
     """The states of one reply. What takes time is done at its beginning, not in the middle of decoding."""
 
     def __init__(self, grammar: BlockGrammar, plan: ReplyRules) -> None:
@@ -141,7 +141,7 @@ class _Reply:
         )
 
     def answer(self, begun: str = "", *, may_reason: bool = False, line_breaks: int = 0) -> State:
-        """What is not reasoning: the answer or the first call, behind at most so many line breaks."""
+        """What is not reasoning: the answer or the first call, after at most `line_breaks` line breaks."""
         plan, vocabulary = self._plan, self._vocabulary
         if plan.calls and self._calls is not None and not plan.allows_answer and begun:
             return self._until_call()
@@ -168,7 +168,7 @@ class _Reply:
         return MatchedText(vocabulary, self._calls.deep_copy(), self._ends, alternatives)
 
     def _wrapped_answer(self) -> State:
-        """The answer behind what opens it."""
+        """The answer after what opens it."""
         if self._answer is None:
             return FreeText(self._vocabulary, self._answer_ends)
         return MatchedText(self._vocabulary, self._answer.deep_copy(), self._answer_ends)
@@ -210,7 +210,7 @@ class _Reply:
         }
 
     def _call(self, begun: Sequence[int]) -> State:
-        """What stands behind the beginning of a call."""
+        """What stands after the beginning of a call."""
         assert self._calls is not None
         calls = self._calls.deep_copy()
         if calls.try_consume_tokens(list(begun)) < len(begun):
@@ -224,7 +224,7 @@ class _Reply:
 
 
 class BlockCloser(ReasoningCloser):
-    """A block is closed by its marker; another one is not opened behind it."""
+    """A block is closed by its marker; another one is not opened after it."""
 
     can_reopen = False
 
@@ -250,7 +250,7 @@ class BlockCloser(ReasoningCloser):
         self.cost = len(self._encode_closing())
 
     def closing(self) -> Sequence[int]:
-        """Close the block on a line of its own, and leave an empty line behind it."""
+        """Close the block on a line of its own, and leave an empty line after it."""
         self._was_closed = True
         return self._encode_closing()
 
@@ -264,7 +264,7 @@ class BlockCloser(ReasoningCloser):
         return self._no_openers if self._is_between else None
 
     def _encode_closing(self) -> list[int]:
-        # Each text by itself, so that no token is both the marker and what stands beside it.
+        # Each text by itself, so that no token is both the marker and what stands next to it.
         return [
             token
             for text in self._parser.reasoning_closer(self._prompt_tail)

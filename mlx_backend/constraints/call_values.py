@@ -27,7 +27,8 @@ ANNOTATIONS = frozenset(
 TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 INTEGER = pattern("-?(?:0|[1-9][0-9]{0,30})")
 NUMBER = pattern(r"-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-9]{1,2})?")
-MAX_LENGTH = 5_000  # of a text whose length is counted
+MAX_LENGTH = 5_000
+"""Characters of a text whose length is counted."""
 
 
 class Report:

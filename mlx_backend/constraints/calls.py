@@ -212,7 +212,7 @@ class TaggedBody(CallBody):
         opened, _, last = tags["string"]
         none = self.written({})
         between = self.written({_KEY: _TEXT, _MORE: _TEXT}).partition(_TEXT)[2].partition(_MORE)[0]
-        # The tag that closes a value stands behind it whether another one follows or not.
+        # The tag that closes a value stands after it whether another one follows or not.
         size = next(at for at in range(1, 1 + len(last)) if is_mark(last[at - 1]) or last[at - 1] == ">")
         closing, last, between = last[:size], last[size:], between[size:]
         head = none[: none.index(_NAME) + len(_NAME)]
@@ -243,7 +243,7 @@ class TaggedBody(CallBody):
         return properties_of(parameters, report, "")
 
     def _tag(self, value: Any, text: str) -> tuple[str, str, str]:
-        """Return what stands before a parameter's key, between key and value, and behind the value."""
+        """Return what stands before a parameter's key, between key and value, and after the value."""
         before, found, after = self.written({_KEY: value}).partition(_KEY)
         between, found_value, behind = after.partition(text)
         if not (found and found_value):
@@ -268,7 +268,7 @@ class TaggedBody(CallBody):
         tags: Mapping[str, tuple[str, str, str]],
         closing: str,
     ) -> str:
-        """Write what stands behind a parameter's key: its value, and the tag that closes it."""
+        """Write what stands after a parameter's key: its value, and the tag that closes it."""
         own = dict(resolve(schema, root)) if isinstance(schema, dict) else {}
         types = types_of(own, root) & {*TYPES}
         alternatives = []
@@ -338,7 +338,7 @@ class NotedBody(CallBody):
     brackets: str
 
     def write(self, lark: Lark, name: str, parameters: Mapping[str, Any], report: Report) -> str:
-        """Find the brackets behind the name."""
+        """Find the brackets after the name."""
         parameters = resolve(parameters, parameters)
         before, found, behind = self.written({}).rpartition(_NAME + self.brackets)
         if not found:
@@ -464,7 +464,7 @@ class ElementBody(CallBody):
 
 
 class _Elements(Notation):
-    """How values are written as elements. Each rule ends with the marker of the tag behind the value."""
+    """How values are written as elements. Each rule ends with the marker of the tag after the value."""
 
     def __init__(
         self, lark: Lark, report: Report, root: Mapping[str, Any], namespace: str, body: ElementBody
@@ -476,7 +476,7 @@ class _Elements(Notation):
         self._is_token = is_mark(namespace)
 
     def members(self, schema: Mapping[str, Any], pointer: str) -> str:
-        """Return the rule of an object's elements, each behind a marker, and of the marker behind the last."""
+        """Return the rule of an object's elements, each after a marker, and of the marker after the last."""
         known = {"type", "properties", "required", "additionalProperties"}
         self._report.unknown(pointer, self.of_type(schema, "object"), known)
         items = []

@@ -38,10 +38,13 @@ if TYPE_CHECKING:
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 
 MAX_CHOICES = 10_000
-MAX_LENGTH = 200_000  # characters of a pattern, or of all choices together
-_BYTES_OF_MATCHER = 100_000  # of the smallest; measured, as is the growth with the text of its grammar
+MAX_LENGTH = 200_000
+"""Characters of a pattern, or of all choices together."""
+_BYTES_OF_MATCHER = 100_000
+"""Bytes of the smallest matcher; measured, as is the growth with the text of its grammar."""
 _BYTES_PER_CHARACTER = 120
-_VERDICT_BYTES = 1000  # of a verdict, beside the text of its grammar
+_VERDICT_BYTES = 1000
+"""Bytes of a verdict, without the text of its grammar."""
 
 
 @dataclass(frozen=True, slots=True)

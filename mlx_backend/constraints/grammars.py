@@ -192,7 +192,7 @@ _OTHER_TYPES = frozenset({"type", "$ref", "allOf", "anyOf", "oneOf", "enum", "co
 def _with_type(schema: Any) -> Any:
     """Return an answer's schema, as an object's if it has properties and names no type.
 
-    By JSON Schema a number would do, since properties say nothing of numbers; nobody who writes them means that.
+    By JSON Schema a number would do, since properties say nothing of numbers; no author means that.
     """
     if isinstance(schema, dict) and schema.keys() & _OBJECT_KEYWORDS and not schema.keys() & _OTHER_TYPES:
         return {"type": "object", **schema}

@@ -70,8 +70,8 @@ class HarmonyGrammar:
         return self._matchers.rules.schema(parameters, strict=strict, what=what)
 
     def first_state(self, plan: ReplyRules, opens_in: Channel | None, begun: str) -> State:
-        """Return the state behind `<|start|>assistant`, or in the body of a message that the prompt has opened."""
-        reply = _Reply(self._vocabulary, self._matchers, plan)
+        """Return the state after `<|start|>assistant`, or in the body of a message that the prompt has opened."""
+        reply = _HarmonyReply(self._vocabulary, self._matchers, plan)
         match opens_in:
             case None:
                 return reply.header(is_first=True)
@@ -81,7 +81,7 @@ class HarmonyGrammar:
                 return reply.free_message(is_preamble=opens_in is Channel.COMMENTARY)
 
 
-class _Reply:
+class _HarmonyReply:
     """The states of one reply. What takes time is done at its beginning, not in the middle of decoding."""
 
     def __init__(self, vocabulary: Vocabulary, matchers: Matchers, plan: ReplyRules) -> None:
@@ -145,7 +145,7 @@ class _Reply:
 
 
 class HarmonyCloser(ReasoningCloser):
-    """A header says what its message is: behind `<|channel|>` the word `analysis` is not allowed."""
+    """A header says what its message is: after `<|channel|>` the word `analysis` is not allowed."""
 
     def __init__(
         self, tokenizer: Tokenizer, parser: ChannelParser, prompt_tail: str, *, has_tools: bool

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
 type Schema = dict[str, Any]
 
-MAX_LENGTH = 200_000  # characters of a schema
-MAX_OPTIONAL = 500  # properties of one object: each of them may be the next, or not
-MAX_VALIDATIONS = 60  # of parts of a schema, to find the place of an error
+MAX_LENGTH = 200_000
+"""Characters of a schema."""
+MAX_OPTIONAL = 500
+"""Optional properties of one object: each of them may be the next, or not."""
+MAX_VALIDATIONS = 60
+"""Parts of a schema that are validated to find the place of an error."""
 
 WHITE_SPACE = r"( |\r?\n[ \t]{0,40})"
 """What may stand between two parts of a JSON text: a blank, or a line break and indentation."""
@@ -37,7 +40,8 @@ _ALONE = (
     *("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains"),
     *("propertyNames", "unevaluatedItems", "unevaluatedProperties"),
 )
-_OPENING = (  # keywords that say, or may say, whether further properties are allowed
+# Keywords that say, or may say, whether further properties are allowed.
+_OPENING = (
     *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"),
     *("minProperties", "dependentSchemas", "if"),
 )
@@ -52,8 +56,10 @@ _DAY = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|
 _DATE = f"([0-9]{{4}}-({_DAY})|{_LEAP_YEAR}-02-29)"
 _HOUR, _MINUTE = "([01][0-9]|2[0-3])", "[0-5][0-9]"
 _TIME = rf"{_HOUR}:{_MINUTE}:{_MINUTE}(\.[0-9]{{1,9}})?([Zz]|[+-]{_HOUR}:{_MINUTE})"
-_MOMENTS = {"time": f"^{_TIME}$", "date": f"^{_DATE}$", "date-time": f"^{_DATE}[Tt]{_TIME}$"}  # by format
-_MAX_ALTERNATIVES = 50  # of a oneOf, compared pairwise
+_MOMENTS = {"time": f"^{_TIME}$", "date": f"^{_DATE}$", "date-time": f"^{_DATE}[Tt]{_TIME}$"}
+"""Patterns of the formats of dates and times."""
+_MAX_ALTERNATIVES = 50
+"""Alternatives of a oneOf, which are compared pairwise."""
 
 
 def check_schema(schema: object) -> Schema:
@@ -226,7 +232,8 @@ def _escaped(name: str) -> str:
 
 
 _IN_JSON = re.compile(r"failed to compile JSON schema: (.*)", re.DOTALL)
-_EXCERPT = re.compile(r"\n\s+\d+ \| |\n<non-verbose/>")  # the text is shown again behind this
+# What llguidance puts before it shows the text again.
+_EXCERPT = re.compile(r"\n\s+\d+ \| |\n<non-verbose/>")
 _EXPLANATIONS = [
     (re.compile(r'Unimplemented keys: \[("[^"]*")\]'), r"the keyword \1 cannot be enforced here"),
     (re.compile(r"Unimplemented keys: \[(.*)\]"), r"the keywords \1 cannot be enforced here"),

@@ -41,7 +41,7 @@ class ReplyGrammar(Protocol):
         ...
 
     def first_state(self, plan: ReplyRules, opens_in: Channel | None, begun: str) -> State:
-        """Begin a reply, behind what the prompt has opened and what of the answer stands there already."""
+        """Begin a reply, after what the prompt has opened and what of the answer stands there already."""
         ...
 
 

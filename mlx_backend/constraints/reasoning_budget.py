@@ -6,11 +6,11 @@ A `ReasoningBudget` is a `Constraint` that allows everything until the reasoning
 left of the reply is needed for the answer. It parses the reply as its client's events are parsed, and counts as the
 usage does (reasoning_count.py). From then on, wherever the reply is:
 
-    reasoning            the closing tokens are forced, one by one, and the answer begins behind them
+    reasoning            the closing tokens are forced, one by one, and the answer begins after them
     a header, a block    no other reasoning is begun: the word `analysis` is not among those that may follow
     a call, an answer    nothing; what was begun is never cut
 
-A Harmony turn without tools is led into its final message. With tools it is led behind `<|start|>assistant` and no
+A Harmony turn without tools is led into its final message. With tools it is led after `<|start|>assistant` and no
 further, so that it may still call one. Where no reasoning has been begun yet, none is.
 
 While the budget lasts nothing is masked: `unconstrained_tokens` says for how long, and the engine is as fast as
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import Constraint, Tokenizer
 
 REOPENED_TOKENS = 8
-"""Tokens that may be reasoned once an answer has begun: for so many nothing has to be masked there."""
-_PROMPT_TAIL = 64  # tokens of a prompt in which its last block was opened, if it was
+"""Tokens that may be reasoned once an answer has begun, without any mask."""
+_PROMPT_TAIL = 64
+"""Tokens at the end of a prompt in which its last block is looked for."""
 
 
 class ReasoningBudgets:
@@ -135,7 +136,7 @@ class ReasoningBudget:
         self._update(token)
 
     def _update(self, token: int | None) -> None:
-        """Find where the reply is behind this token (None: at its beginning), and what may follow."""
+        """Find where the reply is after this token (None: at its beginning), and what may follow."""
         if self._parser.is_answering and not self._has_answered:
             self._has_answered = True
             self._reserve = None
@@ -150,7 +151,7 @@ class ReasoningBudget:
                 self._forced = tuple(self._closer.opening)
 
     def _reasoning_left(self, header: int) -> int:
-        """Return how many tokens of reasoning there may still be, behind a header of so many."""
+        """Return how many tokens of reasoning there may still be, after a header of `header` tokens."""
         left = self._allowed - self._count.at_most
         if self._reserve is None:
             return left

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from mlx_backend.conversation.events import Event
 
-_REPLACEMENT = "\ufffd"  # the text of a character that never became complete
+_REPLACEMENT = "\ufffd"
+"""The text of a character that never became complete."""
 
 
 class ReasoningCount:

@@ -109,7 +109,7 @@ class ClosingText:
         self._overrunning: dict[int, list[int]] | None = None
 
     def overrunning(self, written: int) -> list[int]:
-        """Return the tokens that would write past the marker's end, if so many bytes of it are written."""
+        """Return the tokens that would write past the marker's end, if `written` bytes of it are there."""
         if self._overrunning is None:
             size = len(self.marker)
             self._overrunning = {at: [] for at in range(size)}

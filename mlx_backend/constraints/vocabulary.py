@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.dialects.base import Piece
     from mlx_backend.engine.base import Tokenizer
 
-MAX_TOKENS = 1_000_000  # models have up to 262,144; what is made for each token takes memory
-MAX_LINE_BREAKS = 2  # in a row, between two parts of a reply
+MAX_TOKENS = 1_000_000
+"""Tokens of a vocabulary: models have up to 262,144, and what is made for each takes memory."""
+MAX_LINE_BREAKS = 2
+"""Line breaks in a row, between two parts of a reply."""
 _SUFFIX = re.compile(r":[^<>:]+>\Z")
 
 
@@ -37,7 +39,7 @@ def without_suffix(marker: str) -> str:
 class Vocabulary:
     """The tokens of one model. Everything large is made once, when it is first needed.
 
-    `ends` are the control tokens that end its family's turns, beside those of the model's files. `has_suffixes`: its
+    `ends` are the control tokens that end its family's turns, besides those of the model's files. `has_suffixes`: its
     markers may have a suffix, and `<think>` stands for the token `<think:suffix>` wherever the family's own is meant.
     """
 

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 type Untyped = Literal["text", "json"]
 """What a value without a schema is: its text (but `null`), or JSON where it is JSON and no string."""
 
-_MAX_REFERENCES = 16  # one behind the other: they may go in circles
-_MAX_LITERAL = 65_536  # characters of a Python literal: its parser is slow, and recursive
+_MAX_REFERENCES = 16
+"""References followed one after the other: they may go in circles."""
+_MAX_LITERAL = 65_536
+"""Characters of a Python literal: its parser is slow, and recursive."""
 _INTEGER = re.compile(r"[+-]?\d{1,4000}\Z")
 _TYPES: Mapping[type, str] = {
     type(None): "null",

@@ -25,7 +25,8 @@ MAX_PARTS = 8
 MAX_MESSAGES = 3
 """In a conversation of more messages than this, the words count in the last one only."""
 
-_ROLES = ("user", "system", "developer")  # a tool's result may quote anything
+# Whose text is looked at: a tool's result may quote anything.
+_ROLES = ("user", "system", "developer")
 
 MAX_TOKENS = 1000
 """Enough for a brief answer with a little reasoning before it; Open WebUI sets the same limit for its titles."""
@@ -160,7 +161,7 @@ def find_background_prompt(messages: Sequence[Mapping[str, Any]], *, stream: boo
 
 
 def answer_reserve(max_tokens: int) -> int:
-    """Return how many of a background request's tokens to keep for its answer: most, for nobody reads the rest."""
+    """Return how many of a background request's tokens to keep for its answer: most, because the rest is not read."""
     return max(1, max_tokens * 3 // 5)
 
 

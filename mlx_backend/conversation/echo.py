@@ -186,7 +186,7 @@ def _is_raw_harmony(text: str) -> bool:
 def _parse_raw(text: str, tools: ToolSet | None) -> list[Echo]:
     """Parse raw Harmony: one segment for each generation and for each tool result between them.
 
-    A generation ends with a call; what a client stored behind it is the result and the generations that followed.
+    A generation ends with a call; what a client stored after it is the result and the generations that followed.
     """
     segments: list[Echo] = []
     for generation in _generations(_restore_beginning(_CUT_HEADER.sub("", _hide_quoted_markup(text)))):
@@ -202,7 +202,7 @@ def _parse_raw(text: str, tools: ToolSet | None) -> list[Echo]:
 
 
 def _strip_end_markers(text: str) -> str:
-    """Take end markers off the end of a text, with the white space behind them."""
+    """Take end markers off the end of a text, with the white space after them."""
     while (stripped := text.rstrip()).endswith(_END_MARKERS):
         text = stripped[: stripped.rindex("<|")]
     return text
@@ -224,7 +224,7 @@ def _generations(text: str) -> list[str]:
 
 
 def _attach_result(segments: list[Echo], result: str) -> None:
-    """Put a result behind the call it follows; one that follows no call is shown as it stands."""
+    """Put a result after the call it follows; one that follows no call is shown as it stands."""
     match segments[-1]:
         case Echo(tool_calls=(call,)) as called:
             segments[-1] = replace(called, tool_calls=(), display=Display(call, result))
@@ -272,7 +272,7 @@ _INNER_BLOCK = re.compile(r"<think>\n(.*?)\n</think>\n?", re.DOTALL)
 
 _DETAILS = re.compile(
     r"(?<![ \t])[ \t]*<details\b(?=[^<>]*\stype=([\"'])(?P<type>reasoning|tool_calls)\1)(?P<attributes>[^<>]*)>"
-    # Lines behind `>` may hold tags of their own: the block ends at the first line without it.
+    # Lines after `>` may hold tags of their own: the block ends at the first line without it.
     r"(?P<body>\s*<summary>[^<]*</summary>[ \t]*\n(?:[ \t]*(?:(?:>|&gt;)[^\n]*)?\n)+(?=</details>)|.*?)"
     r"(?:</details>\n?|\Z)",
     re.DOTALL,
@@ -328,7 +328,7 @@ def _parse_display(attributes: str, body: str) -> Display:
     written = re.findall(r"(?<![\w-])([\w-]+)=([\"'])(.*?)\2", attributes, re.DOTALL)
     values = {name: html.unescape(value) for name, _, value in written}
     call = ToolCall(values.get("name", "") or "tool", _json_string(values.get("arguments", "")) or "{}")
-    # The result stands in an attribute, or, since some version, behind the summary.
+    # The result stands in an attribute, or, since some version, after the summary.
     result = values.get("result", html.unescape(_SUMMARY.sub("", body)).strip() or None)
     return Display(call, None if result is None else _json_string(result), values.get("id", ""))
 
@@ -387,7 +387,7 @@ def _take_inner_blocks(text: str) -> tuple[list[str], list[str]]:
     answers: list[str] = []
     position = 0
     code = code_spans(text)
-    # Behind the last closing tag no block ends: looking there would cost the square of the text.
+    # After the last closing tag no block ends: looking there would cost the square of the text.
     for match in _INNER_BLOCK.finditer(text, 0, text.rfind("\n</think>") + len("\n</think>\n")):
         if is_within(code, match.start()):
             continue

@@ -174,7 +174,7 @@ class EffortScale:
 
     @property
     def budgets(self) -> Mapping[Effort, int]:
-        """Tokens of reasoning, for the levels that allow only so many; not `none`."""
+        """Tokens of reasoning, for the levels that have a budget; not `none`."""
         return {level.effort: level.budget for level in self.levels if level.budget}
 
     @property

@@ -40,7 +40,7 @@ _LINE = re.compile(
 _WORD = re.compile(r"[^\W\d_]+")
 
 DEFAULT = "default"
-"""The source of an effort that nobody stated."""
+"""The source of an effort that was not stated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Make a client's history safe to render again: one canonical form of everything clients send.
 
 The canonical form is OpenAI's: the system messages at the beginning as one, later ones in their places, texts as
-strings (as parts where there are images), `tool_calls` with string arguments and unique ids, each tool result behind
+strings (as parts where there are images), `tool_calls` with string arguments and unique ids, each tool result after
 its call. Reasoning stays, as `reasoning_content`, in a tool loop that has not ended in an answer and on a last
 assistant message that is to be continued; that of answered turns, as the family's policy says.
 Knows no template: `template.py` goes on from here. Nothing is changed in place, and only what cannot be a
@@ -88,14 +88,14 @@ class CallResults:
         )
 
     def add_result(self, identifier: str, name: str, content: Any) -> None:
-        """Put a result behind the message of its call."""
+        """Put a result after the message of its call."""
         self._unanswered.discard(identifier)
         named = self._names[identifier] or name
         result = {"role": "tool", "tool_call_id": identifier, "name": named, "content": content}
         self._results[identifier].append(result)
 
     def behind(self, messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield messages, each with the results that belong behind it."""
+        """Yield messages, each with the results that belong after it."""
         for message in messages:
             yield message
             if calls := message.get("tool_calls"):
@@ -274,7 +274,7 @@ class _History:
     # -- tool results ----------------------------------------------------------------------------
 
     def _add_result(self, content: Any, client_id: str, name: str) -> None:
-        """Put a result behind its call."""
+        """Put a result after its call."""
         identifier = self.calls.call_of(client_id, name)
         if not identifier:
             # A result without a call (the client cut the history): the call it answers is put back before it.

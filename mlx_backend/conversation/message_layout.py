@@ -30,7 +30,7 @@ class CallIds(Enum):
 
 
 def later_system_into_user(messages: Sequence[Mapping[str, Any]]) -> Messages:
-    """Put system messages behind the first message into the user message beside them, or make one of them.
+    """Put system messages after the first message into the user message next to them, or make one of them.
 
     Never at the top: what comes before them stays as it was, and so does its place in the prefix cache.
     """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _SLICE = 4096
-"""Characters looked at at once: cutting a marker off copies what is behind it."""
+"""Characters looked at at once: cutting a marker off copies what is after it."""
 
 
 class ChannelParser:

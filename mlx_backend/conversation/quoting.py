@@ -23,7 +23,8 @@ CLAUSE_ENDS = tuple(",.;:!?、。")
 _OPENING_QUOTES = ("`", '"', "'", "“", "「", "(")
 _SENTENCE_ENDS = (*".!?…:。！？", ")", "`", '"', "'")
 _BLANKS = " \u3000"
-_CONTEXT = 40  # characters before markup that tell whether it stands in a sentence
+_CONTEXT = 40
+"""Characters before markup that tell whether it stands in a sentence."""
 
 _FENCES = ("```", "~~~")
 # Each alternative begins with its character: what `^` begins is tried at every position, which takes ten times as long.
@@ -36,7 +37,7 @@ _QUOTATION = re.compile(
 )
 
 HIDER = "\ufdd0"
-"""Stands behind the `<` of hidden markup: a noncharacter, which no text may hold."""
+"""Stands after the `<` of hidden markup: a noncharacter, which no text may hold."""
 
 
 # -- a whole text ---------------------------------------------------------------------------------
@@ -59,7 +60,7 @@ def is_quoted(text: str, position: int) -> bool:
 
 
 def is_mentioned(text: str, start: int, end: int) -> bool:
-    """Whether markup stands in a sentence: behind a blank, and the sentence goes on."""
+    """Whether markup stands in a sentence: after a blank, and the sentence goes on."""
     before = text[max(0, start - _CONTEXT) : start]
     if not before.endswith(tuple(_BLANKS)):
         return False

@@ -1,4 +1,4 @@
-"""Finds running replies that nobody waits for any more: their conversation has gone on without them.
+"""Finds running replies that no client waits for any more: their conversation has gone on without them.
 
 Some clients never say that a user pressed Stop: Dify tells its plugins nothing, and some gateways keep the connection.
 The reply is then generated to its end, unseen. But the user's next question shows it.
@@ -14,14 +14,14 @@ What is not. A reply that somebody reads must never be ended, so in doubt it run
 
 - the same question again. A workflow's parallel nodes and iterations, several samples and a regenerated answer all
   begin alike, and each may be read. Only a history that quotes the reply itself counts;
-- an empty text, or one of less than MIN_EVIDENCE bytes. Dify puts an empty answer behind a question that was asked
+- an empty text, or one of less than MIN_EVIDENCE bytes. Dify puts an empty answer after a question that was asked
   twice within a second, and two conversations may well begin with the same "Yes";
 - a text that another reply to the same messages has said as well, running or not. In a workflow one node may have
   finished with those words, and a third go on from them, while the second is still read. So exactly one of the known
   replies to these messages must have said it, and it must be running.
 
 What is remembered: a digest of each running reply's messages, and the first MAX_HEAD characters of what it says; of
-those that ended, the latest MAX_ENDED. A reply is never ended if one to the same messages was forgotten beside it.
+those that ended, the latest MAX_ENDED. A reply is never ended if one to the same messages has been forgotten.
 
 Safe to use from any thread. Knows no HTTP, no engine and no client: a reply's texts (its answer and its reasoning,
 say) are told apart by a name, and what a message quotes is for the caller to say.
@@ -98,7 +98,7 @@ def _as_json(value: Any) -> str:
 class RunningReply:
     """One reply: a context in which it counts as running. `add` notes what it says.
 
-    Of a reply that is not streamed nobody can quote a part: it is never superseded, but may be what a history quotes.
+    Of a reply that is not streamed no part can be quoted: it is never superseded, but may be what a history quotes.
     """
 
     registry: RunningReplies
@@ -137,7 +137,7 @@ class RunningReply:
             self.registry.leave(self)
 
     def watch(self, on_superseded: Callable[[], None]) -> None:
-        """Have a function called, by another thread, once nobody waits for the reply; at once if that is so already."""
+        """Call a function, from another thread, once no client waits for the reply; at once if none does already."""
         self._on_superseded = on_superseded
         if self.is_superseded:
             on_superseded()
@@ -184,7 +184,7 @@ class RunningReplies:
         return RunningReply(self, (scope, history.digest), is_streamed)
 
     def supersede(self, scope: Hashable, history: History) -> list[RunningReply]:
-        """End the running replies that this history proves nobody waits for, and return them."""
+        """End the running replies that no client waits for, as this history proves, and return them."""
         superseded: list[RunningReply] = []
         for digest, message in history.continued:
             if (scope, digest) not in self._groups:

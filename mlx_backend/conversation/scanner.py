@@ -1,6 +1,6 @@
 """Cut text at markers, and tell which end of it may still become one.
 
-Knows strings only: neither what a marker means nor that a stream is behind the text. It keeps nothing
+Knows strings only: neither what a marker means nor that the text comes from a stream. It keeps nothing
 between calls, so the caller puts what was held back in front of the next text. What is held is always
 shorter than the longest marker, and it is looked at once per call: the work is linear in the text, however
 it is chunked.

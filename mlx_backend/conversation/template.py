@@ -211,7 +211,7 @@ def _break_refused(value: Any, traits: TemplateTraits) -> Any:
 
 
 def _open_loop_start(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return the index of the last answered turn's end: calls behind it belong to an open tool loop."""
+    """Return the index of the last answered turn's end: calls after it belong to an open tool loop."""
     finals = [
         index
         for index, message in enumerate(messages)
@@ -242,7 +242,7 @@ def _convert_calls(
     *,
     in_open_loop: bool,
 ) -> Messages:
-    """Rewrite an assistant message with calls, and the results behind it."""
+    """Rewrite an assistant message with calls, and the results after it."""
     content, reasoning = message.get("content") or "", message.get(REASONING_CONTENT) or ""
     calls = [_convert_call(call, traits) for call in message["tool_calls"]]
     # In the order of the calls: some templates tell them apart by it alone.
@@ -270,11 +270,11 @@ def _convert_calls(
         return [*before, whole, *rendered_results]
     before = []
     if content and in_open_loop and traits.reasoning_key:
-        # This template has no preamble: beside a call it prints text as analysis, and never two texts. A message
+        # This template has no preamble: next to a call it prints text as analysis, and never two texts. A message
         # of its own would make it drop the loop's earlier analysis, so the preamble joins the reasoning.
         reasoning = f"{reasoning}\n\n{content}" if reasoning else content
     elif content:
-        # Behind an answered turn it prints no text beside a call at all: there the preamble stands alone.
+        # After an answered turn it prints no text next to a call at all: there the preamble stands alone.
         before = [{"role": "assistant", "content": content}]
     rewritten = before
     by_call: dict[Any, Messages] = {call["id"]: [] for call in calls}

@@ -14,8 +14,10 @@ type ToolDefinition = str | Mapping[str, Any]
 
 # Models glue a content type or a channel's word to a name: `shelljson`.
 _GLUED = re.compile(r"\A(?:json|code|text|commentary|analysis|final)(?![\w.-])")
-_MAX_SIMILAR = 64  # misspelt names that are remembered
-_MAX_NAME = 256  # characters of one
+_MAX_SIMILAR = 64
+"""Misspelt names that are remembered."""
+_MAX_NAME = 256
+"""Characters of a name that is compared with others."""
 
 
 class ToolSet:
@@ -64,7 +66,7 @@ class ToolSet:
     def find_similar(self, word: str, *, in_namespace: bool = False) -> str | None:
         """Find the name that differs from `word` in case, hyphens and the like only.
 
-        `in_namespace`: or that is its last part, behind a namespace.
+        `in_namespace`: or that is its last part, after a namespace.
         """
         if len(word) > _MAX_NAME:
             return self._find_similar(word, in_namespace=in_namespace)

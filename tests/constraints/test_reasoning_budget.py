@@ -102,7 +102,7 @@ def test_what_is_kept_for_the_answer_is_there_for_it(room: int, reserve: int) ->
     header, _, answer = text.rpartition("final<|message|>")
     answered = len(words.encode(answer, control_tokens=True)) if header else 0
     assert answered == min(reserve, room - 4) or not header or "analysis" not in header
-    if room >= reserve + 4:  # a header of four tokens; behind it there is the answer
+    if room >= reserve + 4:  # a header of four tokens; after it there is the answer
         assert answered >= reserve
     if "analysis" not in text:
         assert text.startswith("<|channel|>final<|message|>"[: len(text)])

@@ -80,7 +80,7 @@ class Prompt:
         )
 
     def shown(self, request: dict[str, Any]) -> list[str]:
-        """Return the rendered prompt's messages behind the system message as "who: text"."""
+        """Return the rendered prompt's messages after the system message as "who: text"."""
         result = sanitised(request, self.traits, self.scale)
         kwargs = result["template_kwargs"]
         self.render(result["messages"], request.get("tools"), **kwargs)  # as it is, it must not be refused

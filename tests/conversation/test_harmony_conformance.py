@@ -51,7 +51,7 @@ def encoding() -> Iterator[Any]:
 
 
 def completion(encoding: Any, choose: random.Random) -> list[int]:
-    """Render messages with openai-harmony's encoder, as a model would write them behind the prompt."""
+    """Render messages with openai-harmony's encoder, as a model would write them after the prompt."""
     from openai_harmony import Conversation, Role
     from openai_harmony import Message as HarmonyMessage
 

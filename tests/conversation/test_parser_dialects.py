@@ -56,7 +56,7 @@ def test_a_prompt_tells_what_it_has_opened(dialect: str, prompt: str, channel: C
 def test_a_begun_answer_reads_as_what_it_continues(
     dialect: str, reasoning: str, content: str, opened: Channel | None
 ) -> None:
-    """What is written behind the prompt, read back, is the begun answer, and leaves us where it says."""
+    """What is written after the prompt, read back, is the begun answer, and leaves us where it says."""
     written = DIALECTS[dialect].continuation(reasoning, content, opened=opened)
     parser = ChannelParser(dialect, opens_in=opened)
     events = [event for piece in written.pieces for event in parser.feed(piece.text)]

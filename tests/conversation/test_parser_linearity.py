@@ -56,7 +56,7 @@ class Work:
     def counting_cut(
         self, original: Callable[..., tuple[str, str, str]]
     ) -> Callable[..., tuple[str, str, str]]:
-        """Return `MarkerSet.cut`, made to count as far as it looks: what is behind a marker is looked at next."""
+        """Return `MarkerSet.cut`, made to count as far as it looks: what is after a marker is looked at next."""
 
         def counted(markers: MarkerSet, text: str, **named: bool) -> tuple[str, str, str]:
             before, marker, after = original(markers, text, **named)

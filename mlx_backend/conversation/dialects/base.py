@@ -41,7 +41,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What goes behind the generation prompt so that the model goes on with a begun answer."""
+    """What goes after the generation prompt so that the model goes on with a begun answer."""
 
     pieces: tuple[Piece, ...]
     opens_in: Channel | None
@@ -210,7 +210,7 @@ class JsonCallCodec(CallCodec):
     @property
     @abstractmethod
     def closing(self) -> tuple[Piece, ...]:
-        """What stands behind the arguments."""
+        """What stands after the arguments."""
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
         """Write a whole call."""
@@ -314,8 +314,8 @@ class Dialect:
     answers: Mapping[str, str] = field(default_factory=dict)
     """Markers around answers, opener -> closer, where it has some; an answer without them is read, too."""
     ends: frozenset[str] = frozenset()
-    """Control tokens that end its turns, beside those that many families use."""
+    """Control tokens that end its turns, besides those that many families use."""
     suffixes: tuple[str, ...] = ()
-    """What may stand in its markers behind a colon, `<think:…>`: each checkpoint may have its own. (): nothing."""
+    """What may stand in its markers after a colon, `<think:…>`: each checkpoint may have its own. (): nothing."""
     example: str = ""
     """A turn with reasoning and a call to `get_weather`, as far as it can write them, as its models do."""

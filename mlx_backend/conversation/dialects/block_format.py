@@ -24,7 +24,7 @@ class CallsInReasoning(Enum):
     CLOSE = auto()
     """The block has ended without its closer. What looks like a call of no offered tool is part of the reasoning."""
     STAY = auto()
-    """It is a call, and the block goes on behind it."""
+    """It is a call, and the block goes on after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class CallBlock:
     opener: str = ""
     """The marker before it. "" for calls without: they begin the answer, with what `head` says."""
     closers: tuple[str, ...] = ()
-    """The markers behind it. None: it ends with its text's last bracket (`span`), or with the turn."""
+    """The markers after it. None: it ends with its text's last bracket (`span`), or with the turn."""
     syntax: CallSyntax
     is_text: bool = False
     """The opener is no control token but part of the call's text, and does not begin a call within reasoning."""
@@ -88,13 +88,13 @@ class BlockFormat:
     """In and outside of sections. The first that has an opener is how calls are written."""
     calls_in_reasoning: CallsInReasoning = CallsInReasoning.CLOSE
     separators: str = ""
-    """Characters between calls, beside blanks."""
+    """Characters between calls, besides blanks."""
     ends: frozenset[str] = frozenset()
     """Control tokens that end a turn, and are looked for by their spelling where there are no ids."""
     controls: tuple[str, ...] = ()
     """What markers begin with that no text does: where the output ends within a marker, it is not shown."""
     suffixes: tuple[str, ...] = ()
-    """What may stand in a marker behind a colon, `<think:…>`: each of the family's checkpoints has its own."""
+    """What may stand in a marker after a colon, `<think:…>`: each of the family's checkpoints has its own."""
 
     @cached_property
     def markers(self) -> frozenset[str]:
@@ -137,7 +137,7 @@ class BlockFormat:
         return (*section, *(block.opener for block in self.blocks if block.opener))
 
     def opens_in(self, prompt_tail: str) -> Channel | None:
-        """From the end of a rendered prompt: ANALYSIS in an opened block, FINAL behind one or in an opened answer."""
+        """From the end of a rendered prompt: ANALYSIS in an opened block, FINAL after one or in an opened answer."""
         text = prompt_tail.rstrip()
         endings = {
             **dict.fromkeys(self.reasoning.values(), Channel.FINAL),
@@ -151,7 +151,7 @@ class BlockFormat:
         return None
 
     def continuation(self, reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
-        """Write a begun answer behind the generation prompt, or behind the block that the prompt has opened."""
+        """Write a begun answer after the generation prompt, or after the block that the prompt has opened."""
         pieces: list[Piece] = []
         opener, closer = next(iter(self.reasoning.items()), ("", ""))
         if reasoning and opener:
@@ -178,7 +178,7 @@ class BlockCalls(SyntaxCodec):
         if self._section is not None and self._section.syntax is not None:
             self._block = None
         self._bare = next((block for block in form.blocks if not block.opener), None)
-        # With a suffix, a marker goes on behind its name.
+        # With a suffix, a marker goes on after its name.
         self._taught_by = (*taught_by, *(opener[:-1] + ":" for opener in form.openers if form.suffixes))
         section = self._section
         self.syntax = (

@@ -82,7 +82,7 @@ _MAX_BEGINNING = 2048
 """Characters of a call in which its arguments have to begin if they are to be put out as they come."""
 
 
-class _State(Enum):
+class _BlockState(Enum):
     OPENING = auto()
     REASONING = auto()
     ANSWER = auto()
@@ -133,7 +133,7 @@ class BlockReader(Reader):
             for first in "{["
             if each.is_anywhere and each.head and each.head.fullmatch(first) and has_calls
         }
-        self._state = _State.OPENING
+        self._state = _BlockState.OPENING
         self._expected: frozenset[str] = frozenset()  # the markers that are looked for
         self._layout = ""  # white space that is dropped if a marker follows
         self._trims_layout = False  # the next line breaks are layout
@@ -166,12 +166,12 @@ class BlockReader(Reader):
     @property
     def is_reasoning(self) -> bool:
         """Whether a block is open."""
-        return self._state is _State.REASONING
+        return self._state is _BlockState.REASONING
 
     @property
     def is_answering(self) -> bool:
         """Whether the answer or a call has begun: a block can no longer be opened."""
-        return self._state not in (_State.OPENING, _State.REASONING) and not self._in_reasoning
+        return self._state not in (_BlockState.OPENING, _BlockState.REASONING) and not self._in_reasoning
 
     def reasoning_closer(self, prompt_tail: str) -> tuple[str, ...]:
         """Close the block on a line of its own. If the prompt has opened it, its last opener tells which it is."""
@@ -197,20 +197,20 @@ class BlockReader(Reader):
         call = self._call
         if call is not None:
             match self._state:
-                case _State.CALL:
+                case _BlockState.CALL:
                     return self._gather(call, text)
-                case _State.ARGUMENTS:
+                case _BlockState.ARGUMENTS:
                     return self._put_out_arguments(call, text)
-                case _State.STRING:
+                case _BlockState.STRING:
                     return self._judge_string(call, text)
                 case _:
                     return self._gather_rest(call, text)
         match self._state:
-            case _State.REASONING:
+            case _BlockState.REASONING:
                 self._put_out_reasoning(text)
-            case _State.OPENING:
+            case _BlockState.OPENING:
                 return self._gather_opening(text)
-            case _State.ANSWER:
+            case _BlockState.ANSWER:
                 return self._find_bare_call(text)
             case _:
                 return self._gather_section(text)
@@ -237,20 +237,20 @@ class BlockReader(Reader):
         """Handle the end: an open block is closed, a cut call is not complete."""
         if self._call is not None:
             self._close_call_at_end(self._call, ended_by)
-        elif self._state is _State.SECTION:
+        elif self._state is _BlockState.SECTION:
             if not self._has_calls and ended_by == "stop":
                 self._give_up()
-        elif self._state is _State.OPENING and self._layout and not self._trims_layout:
+        elif self._state is _BlockState.OPENING and self._layout and not self._trims_layout:
             self._enter_answer()
             self._emit(self._layout)
-        elif self._state is _State.ANSWER and self._layout and not self._drops_breaks:
+        elif self._state is _BlockState.ANSWER and self._layout and not self._drops_breaks:
             self.events.append(ContentDelta(self._layout))
         self._layout = ""
         self.delta = None
 
     # markers
 
-    def _expect(self, state: _State, markers: Iterable[str], *, watched: str = "") -> None:
+    def _expect(self, state: _BlockState, markers: Iterable[str], *, watched: str = "") -> None:
         self._state = state
         self._expected = expected = frozenset(markers)
         if self._aliases:
@@ -273,7 +273,7 @@ class BlockReader(Reader):
             self._enter_reasoning({marker, form.reasoning[marker]})
         elif marker in form.reasoning.values():
             self._was_cut_short = False
-            if self._state is _State.ANSWER:
+            if self._state is _BlockState.ANSWER:
                 self._enter_answer()
             else:
                 self._leave_block()
@@ -313,7 +313,7 @@ class BlockReader(Reader):
         form = self._format
         closers = [closer for each in form.sections for closer in each.closers] if self._lost_opener else []
         self._expect(
-            _State.OPENING,
+            _BlockState.OPENING,
             [
                 *(*form.reasoning, *form.reasoning.values(), *self._openers),
                 *(*self._answer_markers(), *closers, *([_FENCE] if self._bare_anywhere else ())),
@@ -360,7 +360,7 @@ class BlockReader(Reader):
         self._closers = frozenset(self._format.reasoning.values()).intersection(markers)
         by_token = [opener for opener, each in self._blocks.items() if not each.is_text]
         answers = [each.opener for each in self._format.answers if each.opener]
-        self._expect(_State.REASONING, [*markers, *self._sections, *by_token, *answers], watched=_LAYOUT)
+        self._expect(_BlockState.REASONING, [*markers, *self._sections, *by_token, *answers], watched=_LAYOUT)
 
     def _put_out_reasoning(self, text: str) -> None:
         if self._trims_layout:
@@ -368,7 +368,9 @@ class BlockReader(Reader):
             if not text:
                 return
             self._trims_layout = False
-            self._expect(_State.REASONING, self._expected.difference(self._format.reasoning), watched=_LAYOUT)
+            self._expect(
+                _BlockState.REASONING, self._expected.difference(self._format.reasoning), watched=_LAYOUT
+            )
         self._put_out_but_breaks(text, ReasoningDelta)
 
     def _put_out_but_breaks(self, text: str, event: type[ReasoningDelta] | type[ContentDelta]) -> None:
@@ -390,7 +392,7 @@ class BlockReader(Reader):
         more += [_FENCE] if self._bare_anywhere else []
         watched = "" if self._in_code else "".join(self._bare_anywhere)
         watched += _LAYOUT if self._holds_breaks else ""
-        self._expect(_State.ANSWER, [*self._openers, *self._answer_markers(), *more], watched=watched)
+        self._expect(_BlockState.ANSWER, [*self._openers, *self._answer_markers(), *more], watched=watched)
         self._open(Channel.FINAL)
 
     @property
@@ -430,8 +432,8 @@ class BlockReader(Reader):
 
     def _open_calls(self, marker: str) -> None:
         """Open a section, or a call outside of one."""
-        self._in_reasoning = self._state is _State.REASONING
-        self._written = [] if self._state is _State.OPENING else [self._layout]
+        self._in_reasoning = self._state is _BlockState.REASONING
+        self._written = [] if self._state is _BlockState.OPENING else [self._layout]
         self._layout = ""
         if (section := self._sections.get(marker)) is not None:
             self._written.append(marker)
@@ -443,7 +445,7 @@ class BlockReader(Reader):
     def _enter_section(self, section: CallSection) -> None:
         self._section = section
         self.delta = None
-        self._expect(_State.SECTION, [*self._openers, *section.closers, *self._reasoning_closers])
+        self._expect(_BlockState.SECTION, [*self._openers, *section.closers, *self._reasoning_closers])
 
     @property
     def _reasoning_closers(self) -> Iterable[str]:
@@ -492,7 +494,7 @@ class BlockReader(Reader):
             self._written.append(block.opener)
         self.delta = None
         section = self._section.closers if self._section is not None else ()
-        self._expect(_State.CALL, [*block.closers, *section, *self._openers, *self._reasoning_closers])
+        self._expect(_BlockState.CALL, [*block.closers, *section, *self._openers, *self._reasoning_closers])
 
     def _gather(self, call: OpenCall, text: str) -> str:
         """Gather a call's text, until it is known to be none, or until its arguments begin."""
@@ -532,19 +534,19 @@ class BlockReader(Reader):
         section = self._section
         ends_section = section is not None and marker in section.closers
         if marker in call.block.closers or ends_section:
-            if self._state is _State.CALL and call.doubts_closer(length, ends_section=ends_section):
+            if self._state is _BlockState.CALL and call.doubts_closer(length, ends_section=ends_section):
                 return False
             self._end_call(call, marker)
-            if ends_section and section is not None and self._state is _State.SECTION:
+            if ends_section and section is not None and self._state is _BlockState.SECTION:
                 self._take_in_section(section, marker)
             return True
         if marker not in self._openers:  # the reasoning in which it began has gone on, and ends here
             self._give_up()
-        elif self._state is _State.CALL and marker in self._blocks and call.is_blank():  # written twice
+        elif self._state is _BlockState.CALL and marker in self._blocks and call.is_blank():  # written twice
             self._written.append(str(call.text))
             self._begin_call(self._blocks[marker])
             return True
-        elif self._state is _State.CALL and call.ends_with_doubted():
+        elif self._state is _BlockState.CALL and call.ends_with_doubted():
             self._end_at_doubted(call)
         elif self._may_be_next_call(call):
             self._end_call(call, "")
@@ -555,13 +557,13 @@ class BlockReader(Reader):
 
     def _may_be_next_call(self, call: OpenCall) -> bool:
         """See whether an opener within a call begins another one, because the first has lost its closer."""
-        if self._state is _State.ARGUMENTS:
+        if self._state is _BlockState.ARGUMENTS:
             return not call.block.closers and not call.arguments.in_string
-        return self._state is _State.REST or call.may_end_without_closer()
+        return self._state is _BlockState.REST or call.may_end_without_closer()
 
     def _end_call(self, call: OpenCall, closer: str) -> None:
         """Put a call out, or show what was written if it cannot be decoded."""
-        if self._state is not _State.CALL:
+        if self._state is not _BlockState.CALL:
             self._end_arguments(call)
         elif calls := call.accepted_calls(str(call.text)):
             self._commit(call)
@@ -575,7 +577,7 @@ class BlockReader(Reader):
         """End the call at a closer in a value that was never closed. Return what follows it."""
         closer, ends_section, rest = call.cut_at_doubted()
         self._end_call(call, closer)
-        if ends_section and self._section is not None and self._state is _State.SECTION:
+        if ends_section and self._section is not None and self._state is _BlockState.SECTION:
             self._take_in_section(self._section, self._section.closer)
         return rest
 
@@ -625,9 +627,9 @@ class BlockReader(Reader):
     def _close_call_at_end(self, call: OpenCall, ended_by: EndedBy) -> None:
         """Handle the end of the output in a call. A cut call is not complete."""
         is_stop = ended_by == "stop"
-        if self._state is _State.STRING:
+        if self._state is _BlockState.STRING:
             self._close_after(self._end_string(call, is_part=not is_stop), ended_by)
-        elif self._state is not _State.CALL:
+        elif self._state is not _BlockState.CALL:
             if is_stop:
                 self._end_arguments(call)
             else:
@@ -667,7 +669,7 @@ class BlockReader(Reader):
     def _expect_arguments(self, call: OpenCall) -> None:
         section = self._section.closers if self._section is not None else ()
         markers = {*call.block.closers, *section, *self._openers}
-        self._expect(_State.ARGUMENTS, markers, watched=call.arguments.SPECIAL)
+        self._expect(_BlockState.ARGUMENTS, markers, watched=call.arguments.SPECIAL)
 
     def _put_out_arguments(self, call: OpenCall, text: str) -> str:
         self.delta = call.delta
@@ -680,7 +682,7 @@ class BlockReader(Reader):
         self.delta = None
         if call.block.closers:
             call.text = TextBuffer()
-            self._expect(_State.REST, self._expected)
+            self._expect(_BlockState.REST, self._expected)
         else:
             self._close_call(complete=True)
             self._after_call()
@@ -700,7 +702,7 @@ class BlockReader(Reader):
 
     def _end_arguments(self, call: OpenCall) -> None:
         """Close a call whose arguments were put out already. More calls may stand after them, in a list."""
-        rest = "" if self._state is _State.ARGUMENTS else str(call.text)
+        rest = "" if self._state is _BlockState.ARGUMENTS else str(call.text)
         self._close_call(complete=True)
         if is_end_of_object(rest):
             rest = ""
@@ -716,14 +718,14 @@ class BlockReader(Reader):
     def _holds_quoted(self, written: str) -> bool:
         """Hold a marker that ends a call, or a spelt one that ends the turn, if it stands in a string."""
         call = self._call
-        if call is None or self._state is not _State.ARGUMENTS or not call.arguments.in_string:
+        if call is None or self._state is not _BlockState.ARGUMENTS or not call.arguments.in_string:
             return False
         if call.doubts >= MAX_DOUBTS:
             return False
         call.doubts += 1
         call.arguments.hold(written)
         self.delta = None
-        self._expect(_State.STRING, ())
+        self._expect(_BlockState.STRING, ())
         return True
 
     def _judge_string(self, call: OpenCall, text: str) -> str:

@@ -3,7 +3,7 @@
     any family      each tool as JSON, and a call as the family's own codec writes it
     Gemma 3         Python functions with types and descriptions, called in a block ```tool_code
 
-Whatever a definition says is in the text: what Python has no word for stands as JSON Schema beside the parameter.
+Whatever a definition says is in the text: what Python has no word for stands as JSON Schema next to the parameter.
 Knows no templates: where the text goes is the prompt's matter.
 """
 
@@ -76,7 +76,7 @@ def python_signature(function: Mapping[str, Any]) -> str:
         own = resolve(written, root)
         word, is_optional = python_word(name), name not in required
         if has_default and not is_optional and "*" not in words:
-            words.append("*")  # only so may a parameter without a default stand behind one that has it
+            words.append("*")  # only so may a parameter without a default stand after one that has it
         has_default = has_default or is_optional
         default = f" = {own.get('default')!r}" if is_optional else ""
         words.append(f"{word}: {_type(own, root)}{default}")

@@ -42,7 +42,7 @@ class CallSyntax(ABC):
     head: re.Pattern[str] | None = None
     """What a body may begin with, as a pattern that every beginning of such a body matches as a whole. None: anything.
 
-    Text behind an opener that cannot be a call's is known at once to be text."""
+    Text after an opener that cannot be a call's is known at once to be text."""
     head_length = 160
     """Characters of a body that are held against `head`."""
     in_list = False
@@ -50,7 +50,7 @@ class CallSyntax(ABC):
     counters: Mapping[str, str] = MappingProxyType({})
     """What of a written call differs from call to call, and a pattern of what may stand there."""
     reserved = ""
-    """A pattern of what may end a value that is written as bare text. "": nothing but the marker behind it."""
+    """A pattern of what may end a value that is written as bare text. "": nothing but the marker after it."""
 
     @abstractmethod
     def decode(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
@@ -76,7 +76,7 @@ class CallSyntax(ABC):
         return False
 
     def is_whole(self, body: str) -> bool:
-        """Whether a body may end here: then an opener behind it begins another call."""
+        """Whether a body may end here: then an opener after it begins another call."""
         return True
 
 
@@ -107,7 +107,7 @@ def to_json(value: Any) -> str:
 
 
 def beginnings(words: Iterable[str], then: str) -> str:
-    """Return a pattern that every beginning of one of these words matches, and of what stands behind it."""
+    """Return a pattern that every beginning of one of these words matches, and of what stands after it."""
     patterns = []
     for word in words:
         pattern = f"(?:{then})?"

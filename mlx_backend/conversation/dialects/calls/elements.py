@@ -1,4 +1,4 @@
-"""MiniMax M3's calls: an element for each value, in each other, each tag behind the marker `]<]minimax[>[`.
+"""MiniMax M3's calls: an element for each value, in each other, each tag after the marker `]<]minimax[>[`.
 
     ]<]minimax[>[<invoke name="f">]<]minimax[>[<a>1]<]minimax[>[</a>]<]minimax[>[</invoke>
 

@@ -1,4 +1,4 @@
-"""Calls as JSON objects: one, several behind each other, or a list.
+"""Calls as JSON objects: one, several in a row, or a list.
 
     {"name": "f", "arguments": {…}}          Hermes, Qwen3, Granite, Ling
     [{"name": "f", "arguments": {…}}, …]     Mistral before 2025, Hunyuan A13B, Nemotron Nano
@@ -6,7 +6,7 @@
     [{"tool_name": "f", "parameters": {…}}]  Cohere
     [{"f": {…}}]                             Apertus (`by_name`)
 
-The name may stand behind the arguments. An object that is not JSON but names a tool is a call with the arguments as
+The name may stand after the arguments. An object that is not JSON but names a tool is a call with the arguments as
 they were written. `JsonCalls` is the codec of such objects in `<tool_call>` blocks.
 """
 
@@ -53,7 +53,7 @@ _DECODER = json.JSONDecoder(strict=False)
 class JsonObjects(CallSyntax):
     """`name_key`, `arguments_key` and `index_key` are how it is written; every spelling is read.
 
-    `streams`: arguments behind a name are put out as they come; the call has to have a closer. `needs_arguments`: an
+    `streams`: arguments after a name are put out as they come; the call has to have a closer. `needs_arguments`: an
     object with a name and nothing else is no call.
     """
 
@@ -90,7 +90,7 @@ class JsonObjects(CallSyntax):
 
     @property
     def closing(self) -> str:
-        """What stands behind the arguments."""
+        """What stands after the arguments."""
         _, after = self._around
         return "}" + ("]" if self.in_list else "") + after
 
@@ -99,7 +99,7 @@ class JsonObjects(CallSyntax):
         return (Piece(f"{self.opening(name)}{to_json(arguments)}{self.closing}"),)
 
     def begin(self, body: str) -> StreamedCall | None:
-        """Find the arguments behind a name. Those that stand before it have to wait for it."""
+        """Find the arguments after a name. Those that stand before it have to wait for it."""
         match = _BEGIN.match(body) if self._streams else None
         if match is None:
             return None
@@ -107,7 +107,7 @@ class JsonObjects(CallSyntax):
         return StreamedCall(name, match.end()) if name else None
 
     def first_name(self, body: str) -> tuple[str, int] | None:
-        """Return the name, if it is the first or, behind a type, the second key."""
+        """Return the name, if it is the first or, after a type, the second key."""
         match = _NAME_FIRST.match(body)
         return (_parse_string(match["name"]), match.end()) if match else None
 

@@ -55,7 +55,7 @@ class NamedJson(CallSyntax):
         return *written, Piece(to_json(arguments)), *self._after
 
     def begin(self, body: str) -> StreamedCall | None:
-        """Find the arguments behind the separator."""
+        """Find the arguments after the separator."""
         match = self._match(body)
         if match is None or body[match.end() : match.end() + 1] != "{":
             return None

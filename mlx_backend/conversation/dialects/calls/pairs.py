@@ -92,7 +92,7 @@ class PairCalls(CallSyntax):
         return [DecodedCall(name, to_json(arguments))]
 
     def _without_pairs(self, body: str, tools: ToolSet) -> list[DecodedCall]:
-        """Read a name alone, a name with JSON behind it, or JSON objects."""
+        """Read a name alone, a name with JSON after it, or JSON objects."""
         text = body.strip()
         if text[:1] in ("{", "["):
             return _OBJECTS.decode(text, tools)

@@ -35,13 +35,15 @@ if TYPE_CHECKING:
 
     from mlx_backend.conversation.tools import ToolSet
 
-MAX_CODE = 2_000_000  # characters
+MAX_CODE = 2_000_000
+"""Characters of code."""
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 _KEYWORD_ARGUMENT = re.compile(rf"(?<=[(,])(\s*)({'|'.join(keyword.kwlist)})(?=\s*=[^=])")
 _KEYWORD_MARK = "_is_no_keyword_"
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _KNOWN_ESCAPES = "\\'\"abfnrtvxuUN01234567\n"
-_STRINGS = re.compile(  # and remarks; a string that is open goes on to the end
+# Strings and comments; a string that is open goes on to the end.
+_STRINGS = re.compile(
     r"#[^\n]*|\"\"\"(?:[^\\\"]|\\.|\"(?!\"\"))*+(?:\"\"\")?|'''(?:[^\\']|\\.|'(?!''))*+(?:''')?"
     r"|\"(?:[^\\\"]|\\.)*+\"?|'(?:[^\\']|\\.)*+'?",
     re.DOTALL,
@@ -105,7 +107,7 @@ class PythonicCalls(CallSyntax):
 
 
 class TaggedCalls(CallSyntax):
-    """Llama's `<|python_tag|>`: JSON behind it, or the call of a built-in tool, `search.call(query="…")`."""
+    """Llama's `<|python_tag|>`: JSON after it, or the call of a built-in tool, `search.call(query="…")`."""
 
     def __init__(self, objects: JsonObjects) -> None:
         self._objects, self._python = objects, PythonicCalls(in_list=False)

@@ -181,7 +181,7 @@ def _calls(body: str, tools: ToolSet) -> Iterator[tuple[str, dict[str, tuple[str
 
 
 def _without_cdata(body: str) -> str:
-    """Blank out what may hold anything, so that what is behind it stays where it is."""
+    """Blank out what may hold anything, so that what is after it stays where it is."""
     return _CDATA_SECTION.sub(lambda match: " " * len(match[0]), body)
 
 
@@ -195,7 +195,7 @@ def _is_part_of_value(tag: re.Match[str], behind: str, known: list[str], *, has_
 
 
 def _next_closers(tags: list[re.Match[str]]) -> list[bool]:
-    """Whether the next parameter's tag behind each tag closes one."""
+    """Whether the next parameter's tag after each tag closes one."""
     result = [False] * len(tags)
     found = False
     for at in range(len(tags) - 1, -1, -1):

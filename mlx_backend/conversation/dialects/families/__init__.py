@@ -81,4 +81,4 @@ FAMILIES: tuple[Dialect, ...] = (
 """In the order in which they are tried: what a family shares with others stands in the later rows."""
 
 FAMILIES_WITHOUT_MARKERS: tuple[Dialect, ...] = (LLAMA_PYTHONIC, LLAMA_3, GEMMA_3)
-"""Recognised by how turns begin, and therefore tried behind every family that is known by how it calls tools."""
+"""Recognised by how turns begin, and therefore tried after every family that is known by how it calls tools."""

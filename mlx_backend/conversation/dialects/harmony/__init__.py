@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Set
 
 _NOT_IN_NAMES = re.compile(r"[^\w-]+")
-_MAX_NAME = 64  # characters; OpenAI's limit for the names of schemas
+_MAX_NAME = 64
+"""Characters; OpenAI's limit for the names of schemas."""
 _DEFAULT_NAME = "response"
 
 
@@ -84,7 +85,7 @@ def opens_in(prompt_tail: str) -> Channel | None:
 
 
 def continuation(reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
-    """Write a begun answer behind `<|start|>assistant`, or behind the body that the prompt has opened."""
+    """Write a begun answer after `<|start|>assistant`, or after the body that the prompt has opened."""
     pieces: list[Piece] = []
     if reasoning:
         pieces += [*_header(Channel.ANALYSIS, opened), Piece(reasoning)]
@@ -112,7 +113,7 @@ class HarmonyCalls(JsonCallCodec):
         return True
 
     def opening(self, name: str) -> tuple[Piece, ...]:
-        """Write the header, behind `<|start|>assistant`, as gpt-oss spells it."""
+        """Write the header, after `<|start|>assistant`, as gpt-oss spells it."""
         return (
             Piece(CHANNEL, marker=True),
             Piece(f"{Channel.COMMENTARY} to=functions.{name} "),

@@ -6,7 +6,7 @@ A header is everything in front of a message's body, its markers spelt out:
 
 Models misspell, repeat, glue and forget each of these parts, so nothing is required and the order is free:
 the last channel word that can be made out wins, the recipient is what follows `to=` anywhere and is matched
-against the names of the request's tools. What stands behind all of that and is not a content type is the
+against the names of the request's tools. What stands after all of that and is not a content type is the
 `rest`: noise, or the body of a message whose `<|message|>` was forgotten. The reader decides which.
 
 Knows one header's text and the tools; keeps no state, and knows nothing of streams or events.
@@ -59,11 +59,14 @@ _BUILT_IN_NAMESPACES = frozenset({"browser", "container", "python"})
 _STRIPPED_MESSAGE = re.compile(r"assistant(?=analysis|commentary)")
 _QUOTES = "\"'`"
 _RECIPIENT_MARK = "to="
-_NOISE = " \t\r\n0123456789.,:;-–—?!*#|<>"  # what stands between messages by mistake
+# What stands between messages by mistake.
+_NOISE = " \t\r\n0123456789.,:;-–—?!*#|<>"
 # What follows a word in prose, so not a glued body's first character.
 _AFTER_WORD = frozenset(" \t,.:;!?)-'’/")
-_MAX_TYPO = 3  # letters glued to a channel's word: `finalx`
-_MIN_WORD = 4  # letters of a cut-off channel word ("comment" is a token of its own)
+_MAX_TYPO = 3
+"""Letters glued to a channel's word: `finalx`."""
+_MIN_WORD = 4
+"""Letters of a cut-off channel word ("comment" is a token of its own)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Header:
     """A parsed header. `recipient` is a tool's name; `is_foreign` says that the message is not the assistant's.
 
     `rest` is what follows everything understood, `is_glued` whether it is glued to the channel's word, and
-    `is_constrained` whether it stands behind `<|constrain|>`, where no prose belongs.
+    `is_constrained` whether it stands after `<|constrain|>`, where no prose belongs.
     """
 
     channel: Channel | None
@@ -99,8 +102,10 @@ class Beginning(Enum):
     UNDECIDED = auto()
     HEADER = auto()
     TEXT = auto()
-    STRIPPED = auto()  # `analysisWe…`: a whole turn whose markers were taken out
-    STRIPPED_ANSWER = auto()  # `assistantfinal…`: its answer
+    STRIPPED = auto()
+    """`analysisWe…`: a whole turn whose markers were taken out."""
+    STRIPPED_ANSWER = auto()
+    """`assistantfinal…`: its answer."""
 
 
 _UNKNOWN_TOOLS = ToolSet(None)
@@ -133,7 +138,7 @@ def parse_header(text: str, tools: ToolSet = _UNKNOWN_TOOLS) -> Header:
 
 
 def _segments(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the text between markers, each with the marker before it; a turn begins behind `<|start|>`."""
+    """Yield the text between markers, each with the marker before it; a turn begins after `<|start|>`."""
     kind, at = "start", 0
     for marker in _MARKER.finditer(text):
         if at or marker.start():
@@ -178,7 +183,7 @@ def _choose_recipient(recipients: list[str], tools: ToolSet) -> str | None:
 
 
 def _channel_at(words: str) -> tuple[Channel | None, str]:
-    """Parse the channel's word at the beginning, behind any noise without letters; return it and what follows.
+    """Parse the channel's word at the beginning, after any noise without letters; return it and what follows.
 
     A longer word counts by its beginning, and so does a shorter one: `finalx`, `comment`.
     """
@@ -253,7 +258,7 @@ def is_prose(text: str) -> bool:
 
 
 def paragraph_break(before: str) -> str:
-    """Return what is missing between a text with this end and a new paragraph; nothing behind a blank."""
+    """Return what is missing between a text with this end and a new paragraph; nothing after a blank."""
     if not before or (before[-1].isspace() and before[-1] != "\n"):
         return ""
     return "\n\n"[len(before) - len(before.rstrip("\n")) :]

@@ -9,9 +9,9 @@ A turn is a row of messages, and a message is a header and a body:
 The prompt ends with `<|start|>assistant`, so a turn begins inside a header. The reader is in one state:
 
     OPENING   the turn's beginning: a header without its `<|start|>`, or an answer without any header
-    HEADER    behind `<|start|>`, `<|channel|>` or `<|constrain|>`: text is gathered until it is clear
+    HEADER    after `<|start|>`, `<|channel|>` or `<|constrain|>`: text is gathered until it is clear
     BODY      text is put out at once, on the channel or as the call that the header named
-    BETWEEN   behind `<|end|>`: noise, a header whose first markers were forgotten, or text without one
+    BETWEEN   after `<|end|>`: noise, a header whose first markers were forgotten, or text without one
     STRIPPED  `analysis…`: a server upstream may have removed the markers, as `assistantfinal` would tell
 
 Models break headers in every way, so a header is parsed once as a whole, and anything parses (`header.py`).
@@ -19,7 +19,7 @@ The rest is repaired like this:
 
 - `<|start|>` and `<|channel|>` open a new header wherever they stand; an open body ends there, complete.
 - `<|message|>` opens the body. Where it was forgotten the body begins as soon as that is plain: at a brace
-  behind a complete header, after more prose than a header holds, or at the end marker (what is left of the
+  after a complete header, after more prose than a header holds, or at the end marker (what is left of the
   header is the body).
 - `<|call|>`, `<|return|>` and `<|endoftext|>` end the turn; what follows is a run-on. So does a message of
   another role once the assistant has spoken; before that it is skipped, as an echo of the prompt.
@@ -65,16 +65,19 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.events import EndedBy
     from mlx_backend.conversation.tools import ToolSet
 
-MAX_HEADER = 256  # characters; the longest sound header (a name of 128) has some 190
-MAX_CONTENT_TYPE = 64  # characters behind a complete header: more than a content type and noise
-MAX_STRIPPED = 65_536  # characters of reasoning that may wait for `assistantfinal`
+MAX_HEADER = 256
+"""Characters; the longest sound header (a name of 128) has some 190."""
+MAX_CONTENT_TYPE = 64
+"""Characters after a complete header: more than a content type and noise."""
+MAX_STRIPPED = 65_536
+"""Characters of reasoning that may wait for `assistantfinal`."""
 
 _MARKERS = MarkerSet(HARMONY_TOKENS.values())
 _STRIPPED_TURN = re.compile(r"assistant(?=final|commentary\s{1,2}to=|\s{1,2}to=)")
 _STRIPPED_HOLD = len("assistantcommentary  to=")
 
 
-class _State(Enum):
+class _HarmonyState(Enum):
     OPENING = auto()
     HEADER = auto()
     BODY = auto()
@@ -108,19 +111,19 @@ class HarmonyReader(Reader):
         self._reasoning_tail = ""  # of the last analysis message, while no other message has followed it
         self._resumes: Channel | None = None  # channel of a body that the header being read has interrupted
         self.markers = self.spelt = _MARKERS
-        self._state = _State.OPENING
+        self._state = _HarmonyState.OPENING
         if opens_in is not None:
             self._open_body(opens_in)
 
     @property
     def is_reasoning(self) -> bool:
         """Whether this is the body of an analysis message."""
-        return self._state is _State.BODY and (self.delta is ReasoningDelta or bool(self._separator))
+        return self._state is _HarmonyState.BODY and (self.delta is ReasoningDelta or bool(self._separator))
 
     @property
     def is_answering(self) -> bool:
         """Whether this is the body of a final message."""
-        return self._state is _State.BODY and self.delta is ContentDelta
+        return self._state is _HarmonyState.BODY and self.delta is ContentDelta
 
     def reasoning_closer(self, prompt_tail: str) -> tuple[str, ...]:
         """End the message, begin another, and make it the final one."""
@@ -130,9 +133,9 @@ class HarmonyReader(Reader):
 
     def text(self, text: str) -> None:
         """Put a body's text out; gather any other text until its meaning is known."""
-        if self._state is _State.BODY:
+        if self._state is _HarmonyState.BODY:
             self._emit(text)
-        elif self._state is _State.STRIPPED:
+        elif self._state is _HarmonyState.STRIPPED:
             self._gathered += text
             self._find_stripped_markers()
         else:
@@ -142,16 +145,16 @@ class HarmonyReader(Reader):
         """Gather character by character, so that no decision depends on how the text was cut."""
         for at, character in enumerate(text):
             self._gathered += character
-            if self._state is _State.HEADER:
+            if self._state is _HarmonyState.HEADER:
                 if character in "{[" or len(self._gathered) > self._check_length:
                     self._check_for_body()
-            elif self._state is _State.OPENING:
+            elif self._state is _HarmonyState.OPENING:
                 self._gather_opening()
             else:
                 self._gather_between()
             if self.ended:
                 return
-            if self._state in (_State.BODY, _State.STRIPPED):
+            if self._state in (_HarmonyState.BODY, _HarmonyState.STRIPPED):
                 if text[at + 1 :]:
                     self.text(text[at + 1 :])
                 return
@@ -160,10 +163,10 @@ class HarmonyReader(Reader):
         text = self._gathered
         match classify_beginning(text, of_turn=True):
             case Beginning.HEADER:
-                self._state = _State.HEADER
+                self._state = _HarmonyState.HEADER
                 self._check_for_body()
             case Beginning.STRIPPED:
-                self._state = _State.STRIPPED
+                self._state = _HarmonyState.STRIPPED
             case Beginning.STRIPPED_ANSWER:
                 self._open_body(Channel.FINAL)
                 self._emit(text[text.index(Channel.FINAL) + len(Channel.FINAL) :])
@@ -177,7 +180,7 @@ class HarmonyReader(Reader):
         if text.lstrip()[:1] in ("{", "["):
             self._show(text)
         elif classify_beginning(text, of_turn=False) is Beginning.HEADER:
-            self._state = _State.HEADER
+            self._state = _HarmonyState.HEADER
             self._check_for_body()
         elif len(text) > MAX_HEADER:
             self._show(text)
@@ -213,7 +216,7 @@ class HarmonyReader(Reader):
             for channel, message in split_stripped(text[text.index(Channel.ANALYSIS) : found.start()]):
                 self._open_body(channel)
                 self._emit(message)
-            self._leave_body(_State.HEADER)
+            self._leave_body(_HarmonyState.HEADER)
             after = text[found.end() :]
             if after.startswith(Channel.FINAL):
                 self._open_body(Channel.FINAL)
@@ -231,30 +234,30 @@ class HarmonyReader(Reader):
         match marker:
             case "<|start|>" | "<|channel|>":
                 self._open_new_header(marker)
-            case "<|constrain|>" if self._state is not _State.BODY:
-                self._state = _State.HEADER
+            case "<|constrain|>" if self._state is not _HarmonyState.BODY:
+                self._state = _HarmonyState.HEADER
                 self._gathered += marker
                 self._check_length = MAX_CONTENT_TYPE
-            case "<|message|>" if self._state is not _State.BODY:
+            case "<|message|>" if self._state is not _HarmonyState.BODY:
                 self._open_header(parse_header(self._gathered, self._tools))
             case "<|end|>" | "<|call|>" | "<|return|>" | "<|endoftext|>":
                 self._end_message(marker)
-                self._leave_body(_State.BETWEEN) if marker == END else self._end_turn()
+                self._leave_body(_HarmonyState.BETWEEN) if marker == END else self._end_turn()
 
     def _open_new_header(self, marker: str) -> None:
-        if self._state is _State.BODY:
-            self._leave_body(_State.HEADER, interrupted=True)
-        elif self._state is _State.BETWEEN:
+        if self._state is _HarmonyState.BODY:
+            self._leave_body(_HarmonyState.HEADER, interrupted=True)
+        elif self._state is _HarmonyState.BETWEEN:
             self._set_aside = self._gathered
             self._gathered = ""
-        elif self._state in (_State.HEADER, _State.STRIPPED):
+        elif self._state in (_HarmonyState.HEADER, _HarmonyState.STRIPPED):
             header = parse_header(self._gathered, self._tools)
             if is_prose(header.rest) and header.recipient is None and not header.is_foreign:
                 self._open_rest(header, END)
-                self._leave_body(_State.HEADER)
+                self._leave_body(_HarmonyState.HEADER)
         if marker == START:
             self._gathered = ""
-        self._state = _State.HEADER
+        self._state = _HarmonyState.HEADER
         self._gathered += marker
         self._check_length = MAX_CONTENT_TYPE
         if len(self._gathered) > MAX_HEADER:  # a header of nothing but markers and noise
@@ -275,14 +278,14 @@ class HarmonyReader(Reader):
 
     def _end_message(self, marker: str) -> None:
         match self._state:
-            case _State.HEADER:
+            case _HarmonyState.HEADER:
                 self._open_rest(parse_header(self._gathered, self._tools), marker)
-            case _State.STRIPPED if marker == END:
+            case _HarmonyState.STRIPPED if marker == END:
                 self._open_rest(parse_header(self._gathered, self._tools), marker)
-            case _State.OPENING | _State.STRIPPED:
+            case _HarmonyState.OPENING | _HarmonyState.STRIPPED:
                 if self._gathered:
                     self._show(self._gathered)
-            case _State.BETWEEN:
+            case _HarmonyState.BETWEEN:
                 self._show_if_text()
 
     def _open_rest(self, header: Header, marker: str) -> None:
@@ -340,14 +343,14 @@ class HarmonyReader(Reader):
             super()._emit(text)
 
     def _enter_body(self) -> None:
-        if self._state is _State.BODY:
-            self._leave_body(_State.HEADER)
-        self._state = _State.BODY
+        if self._state is _HarmonyState.BODY:
+            self._leave_body(_HarmonyState.HEADER)
+        self._state = _HarmonyState.BODY
         self._gathered = self._set_aside = ""
         self._resumes = None
         self.spelt = self._by_spelling
 
-    def _leave_body(self, place: _State, *, complete: bool = True, interrupted: bool = False) -> None:
+    def _leave_body(self, place: _HarmonyState, *, complete: bool = True, interrupted: bool = False) -> None:
         if self._in_call:
             self._close_call(complete=complete)
             self._reasoning_tail = ""
@@ -363,7 +366,7 @@ class HarmonyReader(Reader):
             self._resumes = None
 
     def _end_turn(self) -> None:
-        self._leave_body(_State.BETWEEN)
+        self._leave_body(_HarmonyState.BETWEEN)
         self._show_set_aside()
         self.ended = True
 
@@ -371,27 +374,27 @@ class HarmonyReader(Reader):
         """Show what was set aside if nothing followed it and the turn has shown nothing."""
         if self._set_aside.strip() and not self._has_spoken:
             self._show(self._set_aside)
-            self._leave_body(_State.BETWEEN)
+            self._leave_body(_HarmonyState.BETWEEN)
 
     def close(self, ended_by: EndedBy) -> None:
         """Handle the end. A cut header is never shown, a cut call is not complete."""
         if ended_by == "stop":
             self._end_message(RETURN)
-            self._leave_body(_State.BETWEEN)
+            self._leave_body(_HarmonyState.BETWEEN)
             self._show_set_aside()
         else:
             self._close_cut()
 
     def _close_cut(self) -> None:
         match self._state:
-            case _State.HEADER:
+            case _HarmonyState.HEADER:
                 header = parse_header(self._gathered, self._tools)
                 if is_prose(header.rest) and header.recipient is None:
                     self._open_rest(header, END)
-            case _State.OPENING | _State.STRIPPED:
+            case _HarmonyState.OPENING | _HarmonyState.STRIPPED:
                 if self._gathered:
                     self._show(self._gathered)
-            case _State.BETWEEN:
+            case _HarmonyState.BETWEEN:
                 if is_prose(self._gathered):
                     self._show(self._gathered.strip())
-        self._leave_body(_State.BETWEEN, complete=False)
+        self._leave_body(_HarmonyState.BETWEEN, complete=False)
