@@ -4,7 +4,7 @@
     JsonProtocol         a model computes:  parse ─▶ JsonCall ─answer─▶ one JSON object
     ResourceProtocol     nothing to parse:  answer ─▶ one JSON object
 
-A new API is a folder in api/ that implements these, and a line for each address in server/routes.py. The server
+A new API is a folder in api/ that implements these, and a line for each address in server/app.py. The server
 knows status codes, headers and sockets; an API knows its bodies, and neither knows the other's part.
 """
 

@@ -18,7 +18,7 @@ from mlx_backend.constraints import can_require_calls
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.declaration import declared
 from mlx_backend.registry.config_file import ENGINE, MODEL_KEYS
-from mlx_backend.server.api_key_file import KEYS
+from mlx_backend.server.api_keys import KEYS
 from mlx_backend.settings import ReplySettings
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mlx_backend.registry.base import ModelStatus
     from mlx_backend.registry.registry import MultiModelRegistry
     from mlx_backend.server.app import App
-    from mlx_backend.server.in_flight import InFlightRequests
+    from mlx_backend.server.limits import RequestsInFlight
     from mlx_backend.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ def _reloads(app: App, settings: Settings) -> Callable[[], None] | None:
     return reload
 
 
-def _drain(in_flight: InFlightRequests, seconds: float, signals: StopSignals) -> None:
+def _drain(in_flight: RequestsInFlight, seconds: float, signals: StopSignals) -> None:
     """Admit no more requests, and wait until those that run have ended, the time is over, or a signal comes."""
     in_flight.drain()
     running = in_flight.count

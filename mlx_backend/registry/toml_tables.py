@@ -1,6 +1,6 @@
 """Tables of a TOML file: read, checked by pydantic, and every mistake in them named with what would be right.
 
-Knows no tables and keys: those of the models file are in config_file.py, those of API keys in server/api_key_file.py.
+Knows no tables and keys: those of the models file are in config_file.py, those of API keys in server/api_keys.py.
 """
 
 from __future__ import annotations

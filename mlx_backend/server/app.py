@@ -1,10 +1,11 @@
-"""The WSGI application: a URL map, who may call, and one edge where everything raised becomes an error response.
+"""The WSGI application: every address, who may call, and one edge where everything raised becomes an error response.
 
-What is behind an address is in routes.py, how it is handled in handlers.py.
+A new address is a line in `all_routes`; what it parses and answers is in api/, how it is handled in handlers.py.
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -13,20 +14,32 @@ from werkzeug.exceptions import NotFound
 from werkzeug.routing import Map, Rule
 
 from mlx_backend.api.errors import ApiError
+from mlx_backend.api.openai.chat import ChatCompletions
+from mlx_backend.api.openai.completions import Completions
+from mlx_backend.api.openai.embeddings import CreateEmbeddings
+from mlx_backend.api.openai.models import GetModel, ListModels, UnloadModel
+from mlx_backend.api.openai.rerank import Rerank
+from mlx_backend.api.openai.tokenize import Detokenize, Tokenize
 from mlx_backend.registry.allowed_models import AllowedModels
 from mlx_backend.server import auth
-from mlx_backend.server.allowed_hosts import AllowedHosts
 from mlx_backend.server.api_keys import ApiKeys
-from mlx_backend.server.client_address import TrustedProxies
-from mlx_backend.server.cors import CorsPolicy
+from mlx_backend.server.auth import TrustedProxies
 from mlx_backend.server.errors import DEFAULT_ERRORS, as_api_error
-from mlx_backend.server.handlers import Backend, json_response
-from mlx_backend.server.in_flight import InFlightRequests
-from mlx_backend.server.limits import RateLimits, RequestsAtOnce
+from mlx_backend.server.handlers import (
+    Backend,
+    JsonHandler,
+    ReplyHandler,
+    ResourceHandler,
+    Route,
+    json_response,
+)
+from mlx_backend.server.limits import RateLimits, RequestsInFlight
 from mlx_backend.server.metrics import Metrics
+from mlx_backend.server.openapi import OpenAPIHandler
+from mlx_backend.server.origins import AllowedHosts, CorsPolicy
 from mlx_backend.server.preparations import Preparations
 from mlx_backend.server.request_log import RequestRecord
-from mlx_backend.server.routes import all_routes
+from mlx_backend.server.status import HealthHandler, HomeHandler, MetricsHandler, ReadyHandler
 from mlx_backend.server.wsgi_server import SPARE_THREADS
 
 if TYPE_CHECKING:
@@ -39,8 +52,35 @@ if TYPE_CHECKING:
     from mlx_backend.api.base import Errors
     from mlx_backend.device.memory import MemoryBudget
     from mlx_backend.registry.base import ModelRegistry
-    from mlx_backend.server.handlers import Route
+    from mlx_backend.server.handlers import Handler
     from mlx_backend.settings import Settings
+
+
+def all_routes() -> list[Route]:
+    """Return the server's routes. Those of an API are found with and without /v1."""
+    started = int(time.time())
+    api: list[tuple[str, str, Handler]] = [
+        ("POST", "/chat/completions", ReplyHandler(ChatCompletions())),
+        ("POST", "/completions", ReplyHandler(Completions())),
+        ("POST", "/embeddings", JsonHandler(CreateEmbeddings())),
+        ("POST", "/rerank", JsonHandler(Rerank())),
+        ("GET", "/models", ResourceHandler(ListModels(started))),
+        ("GET", "/models/<path:name>", ResourceHandler(GetModel(started))),
+        ("POST", "/models/<path:name>/unload", ResourceHandler(UnloadModel())),
+        ("POST", "/tokenize", JsonHandler(Tokenize())),
+        ("POST", "/detokenize", JsonHandler(Detokenize())),
+    ]
+    addresses = ["/v1" + path for _, path, _ in api if "<" not in path]
+    routes = [
+        # These tell no secrets and start nothing.
+        Route("GET", "/", HomeHandler([*addresses, "/health"]), needs_key=False),
+        Route("GET", "/health", HealthHandler(), needs_key=False),
+        Route("GET", "/ready", ReadyHandler(), needs_key=False),
+        Route("GET", "/metrics", MetricsHandler()),
+        Route("GET", "/openapi.json", OpenAPIHandler(lambda: routes)),
+        *(Route(method, prefix + path, handler) for prefix in ("/v1", "") for method, path, handler in api),
+    ]
+    return routes
 
 
 class App:
@@ -57,12 +97,11 @@ class App:
         *,
         memory: MemoryBudget | None = None,
     ) -> None:
-        self.in_flight = InFlightRequests()
         self.api_keys = ApiKeys(settings)
         self.proxies = TrustedProxies(settings.trusted_proxies)
         self._rate_limits = RateLimits()
         requests = settings.max_concurrent + settings.max_queue
-        self._at_once = RequestsAtOnce(requests + 3 * SPARE_THREADS // 4, requests + SPARE_THREADS // 4)
+        self.in_flight = RequestsInFlight(requests + 3 * SPARE_THREADS // 4, requests + SPARE_THREADS // 4)
         self._metrics = Metrics(models, memory)
         self.preparations = Preparations(settings.prepare_seconds, wait_seconds=settings.queue_seconds)
         self._models = models
@@ -98,7 +137,7 @@ class App:
                 if request.method == "POST":
                     if client.key is not None:
                         self._rate_limits.admit(client.key)
-                    stack.callback(self._at_once.begin(client.share))
+                    stack.callback(self.in_flight.begin(client.share))
                 response = route.handler.handle(request, self._backend(record), arguments)
         except Exception as error:
             explained = as_api_error(error, is_draining=self.in_flight.is_draining)

@@ -1,7 +1,7 @@
 """What one client may take of the server: requests at the same time, and of a key requests and tokens in a minute.
 
-It stands in front of the engines' queue, in which the next request is of who has been given the least. What a key has
-left is told in the headers of OpenAI's API.
+It stands in front of the engines' queue, in which the next request is of the client that has been given the least. What
+a key has left is told in the headers of OpenAI's API.
 
 Each limit of a key is a bucket that holds a minute's worth and fills steadily, so a burst may use all of it at once.
 Tokens are counted when they are known: those of the prompt when a reply begins, the others when it ends. A bucket may
@@ -17,14 +17,14 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from mlx_backend.api.errors import ApiError
+from mlx_backend.api.errors import ApiError, shutting_down
 from mlx_backend.errors import EngineBusy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mlx_backend.api.errors import LimitKind
-    from mlx_backend.server.api_key_file import ApiKey
+    from mlx_backend.server.api_keys import ApiKey
 
 _SECONDS = 60.0
 RATE_LIMIT_HEADERS = tuple(
@@ -34,36 +34,58 @@ RATE_LIMIT_HEADERS = tuple(
 )
 
 
-class RequestsAtOnce:
-    """Counts the requests that are answered, and whose they are. Safe to use from any thread.
+class RequestsInFlight:
+    """The requests that are being answered, and whose they are: a server that is stopped drains them.
 
     A client that has all it may have still leaves threads to the others: its requests may all wait for the same thing,
-    such as a model that is being loaded.
+    such as a model that is being loaded. Safe to use from any thread.
     """
 
     def __init__(self, most: int, most_of_client: int) -> None:
         self._most = most
         self._most_of_client = most_of_client
-        self._guard = threading.Lock()
-        self._running: Counter[str] = Counter()
+        self._changed = threading.Condition()
+        self._of_client: Counter[str] = Counter()
+        self.is_draining = False
 
     def begin(self, client: str) -> Callable[[], None]:
-        """Count a request; return what counts it no longer. Raises EngineBusy if there are too many."""
-        with self._guard:
-            if self._running[client] >= self._most_of_client:
+        """Count a request; return what is to be called when it has been answered.
+
+        Raises the 503 of a server that is draining, and EngineBusy if there are too many.
+        """
+        with self._changed:
+            if self.is_draining:
+                raise shutting_down("The server is shutting down and accepts no new requests.")
+            if self._of_client[client] >= self._most_of_client:
                 raise EngineBusy(
-                    f"{self._running[client]} of your requests are being answered; send fewer at once."
+                    f"{self._most_of_client} of your requests are being answered; send fewer at once."
                 )
-            if self._running.total() >= self._most:
+            if self.count >= self._most:
                 raise EngineBusy("Too many requests are being answered.")
-            self._running[client] += 1
+            self._of_client[client] += 1
         return partial(self._end, client)
 
     def _end(self, client: str) -> None:
-        with self._guard:
-            self._running[client] -= 1
-            if not self._running[client]:
-                del self._running[client]
+        with self._changed:
+            self._of_client[client] -= 1
+            if not self._of_client[client]:
+                del self._of_client[client]
+            self._changed.notify_all()
+
+    @property
+    def count(self) -> int:
+        """How many requests are in flight."""
+        return self._of_client.total()
+
+    def drain(self) -> None:
+        """Admit no more requests."""
+        with self._changed:
+            self.is_draining = True
+
+    def wait_until_idle(self, seconds: float | None) -> bool:
+        """Wait until no request is in flight; False if that took longer than `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.count, seconds)
 
 
 class _Bucket:

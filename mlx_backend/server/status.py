@@ -6,27 +6,64 @@ server is there and whether it serves, and nothing of its models.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 from werkzeug import Response
 
 from mlx_backend import __version__
 from mlx_backend.api import json_text
 from mlx_backend.api.base import Operation
+from mlx_backend.registry.base import ModelState  # noqa: TC001 (read at run time)
 from mlx_backend.server.errors import DEFAULT_ERRORS
 from mlx_backend.server.handlers import json_response
 from mlx_backend.server.metrics import CONTENT_TYPE
-from mlx_backend.server.objects import Health, HealthOfModel, Home, Ready
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from werkzeug import Request
 
-    from mlx_backend.registry.base import ModelState, ModelStatus
+    from mlx_backend.registry.base import ModelStatus
     from mlx_backend.server.handlers import Backend
 
 NAME = "mlx-backend"
+
+
+class Home(TypedDict):
+    """What / answers. Without its key a server says its name alone."""
+
+    name: str
+    version: NotRequired[str]
+    models: NotRequired[list[str]]
+    api: NotRequired[str]
+
+
+class HealthOfModel(TypedDict):
+    """How a model is; of one that is downloaded or loaded, how far that is."""
+
+    model: str
+    state: ModelState
+    running: int
+    waiting: int
+    percent: NotRequired[int]
+    bytes: NotRequired[int]
+    total_bytes: NotRequired[int]
+    detail: NotRequired[str]
+
+
+class Ready(TypedDict):
+    """What /ready answers."""
+
+    status: ModelState | Literal["ready", "draining"]
+
+
+class Health(TypedDict):
+    """What /health answers. Without its key a server says nothing of its models."""
+
+    status: ModelState | Literal["ok", "draining"]
+    server: str
+    version: NotRequired[str]
+    models: NotRequired[list[HealthOfModel]]
 
 
 class HomeHandler:

@@ -35,7 +35,7 @@ from waitress.task import ErrorTask, WSGITask
 from waitress.utilities import Error, RequestEntityTooLarge
 
 from mlx_backend import __version__
-from mlx_backend.server.client_address import TrustedProxies, network_of
+from mlx_backend.server.auth import TrustedProxies, network_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

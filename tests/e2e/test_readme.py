@@ -26,7 +26,7 @@ from mlx_backend.commands.start_lines import HINT_ELSEWHERE, HINT_ON_A_MAC
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.device.machine import this_machine
 from mlx_backend.registry import config_file
-from mlx_backend.server import api_key_file
+from mlx_backend.server import api_keys
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def test_each_file_of_models_or_keys_is_one(
     for folder in re.findall(r'"~/([^"]+)"', text):
         (tmp_path / folder).mkdir(parents=True)
     if "[keys" in text:
-        assert api_key_file.parse(text)
+        assert api_keys.parse(text)
     else:
         assert config_file.parse(text, folder=tmp_path).models
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mlx_backend.registry.errors import ConfigurationError
-from mlx_backend.server.api_key_file import parse
-from mlx_backend.server.api_keys import ApiKeys, check_exposure
+from mlx_backend.server.api_keys import ApiKeys, check_exposure, parse
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from running_server import HELLO, running
 from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER
 
-from mlx_backend.server.client_address import TrustedProxies, network_of
+from mlx_backend.server.auth import TrustedProxies, network_of
 
 PROXIES = TrustedProxies(tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "192.0.2.1/32", "2001:db8::/32"))))
 

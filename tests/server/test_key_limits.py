@@ -14,7 +14,7 @@ from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.registry import MultiModelRegistry
-from mlx_backend.server.api_key_file import ApiKey
+from mlx_backend.server.api_keys import ApiKey
 from mlx_backend.server.app import App
 from mlx_backend.server.limits import RATE_LIMIT_HEADERS, RateLimits
 from mlx_backend.settings import Settings

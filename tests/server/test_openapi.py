@@ -12,7 +12,7 @@ from scripted_server import ANSWER, CALL, USER, WEATHER, client_of
 from served_models import app_of_every_type
 from werkzeug.test import Client
 
-from mlx_backend.server.routes import all_routes
+from mlx_backend.server.app import all_routes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from werkzeug import Request
 from werkzeug.test import EnvironBuilder
 
 from mlx_backend.api.errors import ApiError
-from mlx_backend.server.request_body import read_body
+from mlx_backend.server.handlers import read_body
 
 
 def request(body: bytes, length: int | None = None) -> Request:

@@ -18,7 +18,7 @@ from scripted_server import ANSWER
 from single_model import SingleModelRegistry
 
 from mlx_backend.chat.service import Service
-from mlx_backend.server.client_address import TrustedProxies
+from mlx_backend.server.auth import TrustedProxies
 from mlx_backend.server.wsgi_server import SPARE_THREADS, ConnectionLimits, Server
 from mlx_backend.settings import Settings
 
