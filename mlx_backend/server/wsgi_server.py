@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import resource
+import selectors
 import socket
 import threading
 import time
@@ -243,6 +244,7 @@ class _Channel(HTTPChannel):
         self._idle_since = time.monotonic()
         self._is_cut = False
         self._discards_until: float | None = None
+        self.watched_events = 0
         self._on_disconnect: dict[object, Callable[[], None]] = {}
         super().__init__(server, connection, address, adj, map=map)
 
@@ -277,11 +279,19 @@ class _Channel(HTTPChannel):
         self._patience = min(limits.unread_seconds, self._patience + sent / limits.min_bytes_read_per_second)
         return sent
 
+    def write_soon(self, piece: Any) -> int:
+        """Send, or have the loop send what there is no room for now; wait if that has become too much."""
+        count: int = super().write_soon(piece)
+        if self.total_outbufs_len:
+            self.server.note_change(self)
+        return count
+
     def service(self) -> None:
         """Answer the first of the requests that have arrived."""
         self._is_cut = self.requests[0].is_cut or self.requests[0].error is not None
         super().service()
         self._idle_since = time.monotonic()
+        self.server.note_change(self)
         if not self.connected:
             for request in self.requests:  # which will not be answered
                 request.forget()
@@ -293,6 +303,11 @@ class _Channel(HTTPChannel):
             request.refuse(status, message)
             self.requests.append(request)
         self.server.add_task(self)
+
+    def del_channel(self, map: Any = None) -> None:
+        """Forget the socket, which is about to be closed."""
+        self.server.unwatch(self)
+        super().del_channel(map)
 
     def handle_close(self) -> None:
         """Close the connection, and tell the application.
@@ -430,11 +445,15 @@ class Server(TcpWSGIServer):
         self.limits = _within_file_limit(limits)
         self.check_seconds = _CHECK_SECONDS
         self.shutdown_seconds = shutdown_seconds
-        self._accept_again = self._warned = -_LOG_SECONDS
+        self._accept_again = 0.0
+        self._warned = -_LOG_SECONDS
         self._guard = threading.Lock()
         self._held: Counter[str] = Counter()
         self._is_stopping = False
         self._has_ended = threading.Event()
+        self._selector = selectors.DefaultSelector()
+        self._changed: deque[_Channel] = deque()
+        self._is_woken = False
         self._workers = _Workers(requests + SPARE_THREADS)
         self._sockets: dict[int, Any] = {}
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -482,15 +501,70 @@ class Server(TcpWSGIServer):
     def serve(self) -> None:
         """Accept, receive and send until `stop`."""
         checked = time.monotonic()
+        self._selector.register(self.trigger.socket, selectors.EVENT_READ, self.trigger)
+        self._selector.register(self.socket, selectors.EVENT_READ, self)
         while self.accepting or self.active_channels:
-            wasyncore.loop(self.check_seconds, use_poll=True, map=self._sockets, count=1)
+            self._is_woken = False
+            while self._changed:
+                self._watch(self._changed.popleft())
+            for key, events in self._selector.select(self.check_seconds):
+                if events & selectors.EVENT_READ:
+                    wasyncore.read(key.data)
+                if events & selectors.EVENT_WRITE and key.data.connected:
+                    wasyncore.write(key.data)
+                if isinstance(key.data, _Channel):
+                    self._watch(key.data)
             if (passed := time.monotonic() - checked) >= self.check_seconds:
                 checked += passed
-                for channel in list(self.active_channels.values()):
-                    channel.check(passed)
-            if self._is_stopping:
-                self._close_idle()
+                self._check(passed)
+        self._selector.close()
         self._has_ended.set()
+
+    def note_change(self, channel: _Channel) -> None:
+        """Have the loop look at what a connection waits for now. Called by workers."""
+        self._changed.append(channel)
+        if not self._is_woken:
+            self._is_woken = True
+            with suppress(OSError):  # it has ended
+                self.trigger.pull_trigger()
+
+    def pull_trigger(self) -> None:
+        """Do nothing: the loop is told of each change by `note_change`."""
+
+    def _watch(self, channel: _Channel) -> None:
+        """Have the selector wait for what the connection waits for: waitress would ask all of them each time."""
+        if channel.socket is None:
+            return
+        if self._is_stopping and not channel.requests:
+            channel.close_when_flushed = True
+        reads = selectors.EVENT_READ if channel.readable() else 0
+        writes = selectors.EVENT_WRITE if channel.writable() else 0
+        events = reads | writes
+        if events == channel.watched_events:
+            return
+        with suppress(KeyError, ValueError, OSError):  # a worker has closed it
+            if not channel.watched_events:
+                self._selector.register(channel.socket, events, channel)
+            elif not events:
+                self._selector.unregister(channel.socket)
+            else:
+                self._selector.modify(channel.socket, events, channel)
+            channel.watched_events = events
+
+    def unwatch(self, channel: _Channel) -> None:
+        """Wait for nothing more of a connection, whose socket is still open."""
+        if channel.watched_events:
+            channel.watched_events = 0
+            with suppress(KeyError, ValueError, OSError):
+                self._selector.unregister(channel.socket)
+
+    def _check(self, seconds: float) -> None:
+        if self._accept_again and time.monotonic() >= self._accept_again and self.accepting:
+            self._accept_again = 0.0
+            self._selector.register(self.socket, selectors.EVENT_READ, self)
+        for channel in list(self.active_channels.values()):
+            channel.check(seconds)
+            self._watch(channel)
 
     def maintenance(self, _now: float) -> None:
         """Do nothing: `serve` checks, by a clock that does not jump."""
@@ -508,22 +582,17 @@ class Server(TcpWSGIServer):
 
     def _stop_accepting(self) -> None:
         self._is_stopping = True
+        if not self._accept_again:
+            self._selector.unregister(self.socket)
         wasyncore.dispatcher.close(self)
-
-    def _close_idle(self) -> None:
         for channel in list(self.active_channels.values()):
-            if not channel.requests:
-                channel.close_when_flushed = True
+            self._watch(channel)
 
     def _end_connections(self) -> None:
         for channel in list(self.active_channels.values()):
             channel.handle_close()
 
     # Accepting.
-
-    def readable(self) -> bool:
-        """Whether connections are accepted now."""
-        return self.accepting and time.monotonic() >= self._accept_again
 
     def handle_accept(self) -> None:
         """Accept the connections that wait."""
@@ -532,6 +601,7 @@ class Server(TcpWSGIServer):
                 accepted = self.accept()
             except OSError as error:  # no more files, or no memory for another socket
                 self._accept_again = time.monotonic() + _RETRY_ACCEPT_SECONDS
+                self._selector.unregister(self.socket)
                 self._warn(f"New connections have to wait: the system refuses them ({error.strerror}).")
                 return
             if accepted is None:
@@ -548,7 +618,7 @@ class Server(TcpWSGIServer):
         else:
             with suppress(OSError):  # it has been closed already
                 self.set_socket_options(connection)
-            self.channel_class(self, connection, address, self.adj, self._sockets)
+            self._watch(self.channel_class(self, connection, address, self.adj, self._sockets))
 
     def _make_room(self, channels: Iterable[_Channel], network: str) -> bool:
         """Close a connection for a new one of this network; False if there is none that should give way.
