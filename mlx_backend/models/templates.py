@@ -104,10 +104,22 @@ class TemplateContents:
     """What it reads of a variable that holds an object: `reasoning.effort`."""
 
 
-@lru_cache(maxsize=64)
 def examined(source: str) -> TemplateContents:
     """Return what stands in a template, after it has rendered one conversation of every kind. Raises TemplateFault."""
-    found = json.loads(_result(_run(source, TRIAL_SECONDS, examine=True)))
+    match examination(source):
+        case TemplateFault() as fault:
+            raise fault.with_traceback(None)
+        case contents:
+            return contents
+
+
+@lru_cache(maxsize=64)
+def examination(source: str) -> TemplateContents | TemplateFault:
+    """Return what `examined` returns or raises: what takes too long is tried once, however often it is asked for."""
+    try:
+        found = json.loads(_result(_run(source, TRIAL_SECONDS, examine=True)))
+    except TemplateFault as fault:
+        return fault
     return TemplateContents(**{name: frozenset(values) for name, values in found.items()})
 
 

@@ -112,3 +112,17 @@ def test_a_probe_has_so_much_time_for_all_its_renderings() -> None:
 
     with pytest.raises(TemplateOverrun):
         go_on()
+
+
+def test_what_takes_too_long_is_tried_once_and_refused_at_once_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(templates, "TRIAL_SECONDS", 0.5)
+    source = HOSTILE["loops in loops"] + "again"
+    with pytest.raises(TemplateOverrun):
+        check(source)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    for _ in range(3):
+        with pytest.raises(TemplateOverrun, match=r"more than 0\.5 seconds"):
+            TemplateProbe(source, seconds=9)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime == before
