@@ -6,6 +6,7 @@ than a short one. EmbeddingGemma is a Gemma 3 with bidirectional attention: its 
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -33,7 +34,10 @@ def load_causal(folder: Path, *, rerank: bool) -> tuple[Any, dict[str, Any]]:
 
 def _classes(config: dict[str, Any], *, rerank: bool) -> tuple[type[Any], type[Any]]:
     """Return mlx-lm's classes for a model, the network's with weight names made complete."""
-    model_class, args_class = mlx_lm.utils._get_classes(config)
+    chosen = (
+        inspect.signature(mlx_lm.utils.load_model).parameters["get_model_classes"].default
+    )  # mlx-lm's own way
+    model_class, args_class = chosen(config)
     base: Any = model_class
 
     class WithPrefixedWeights(base):

@@ -1,0 +1,141 @@
+"""What keeps the product plain to read and safe to serve, as far as it shows in names."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+import mlx_backend
+
+ROOT = Path(mlx_backend.__file__).parents[1]
+PACKAGES = ("mlx_backend", "dify_mlx_provider")
+
+# What a class of this kind must have; the base class says so by raising.
+ABSTRACT = {
+    "mlx_backend/conversation/dialects/base.py: text",
+    "mlx_backend/conversation/dialects/base.py: marker",
+    "mlx_backend/conversation/dialects/base.py: close",
+}
+# Begins with an underscore, and is public all the same.
+PUBLIC = {
+    "_exit",  # os: documented
+    "_SubParsersAction",  # argparse: the type of what a documented method returns
+    "_typeshed",  # types alone
+    "_calc_response_usage",  # Dify's SDK: its documentation tells a model to call it
+}
+PATCHES = "mlx_backend/engine/mlx/mlx_lm_patches.py"
+"""The one file that may use what mlx-lm keeps to itself; it says of each what for."""
+
+
+def modules(*folders: str) -> dict[str, ast.Module]:
+    """Every module in these folders, by its path."""
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+@pytest.fixture(scope="module")
+def product() -> dict[str, ast.Module]:
+    return modules(*PACKAGES)
+
+
+def test_no_two_classes_have_one_name(product: dict[str, ast.Module]) -> None:
+    assert_unique(product)
+    assert_unique(modules("tests/training"))
+
+
+def assert_unique(trees: dict[str, ast.Module]) -> None:
+    places = defaultdict(list)
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_what_is_running_is_not_interrupted_from_outside(product: dict[str, ast.Module]) -> None:
+    """By a trace function or an exception from another thread: either may strike in any line of ours."""
+    forbidden = {"settrace", "setprofile", "PyThreadState_SetAsyncExc"}
+    found = [
+        path
+        for path, tree in product.items()
+        for node in ast.walk(tree)
+        if forbidden & {*used(node), *defined(node)}
+    ]
+    assert found == []
+
+
+def test_only_an_interface_says_that_something_is_not_implemented(product: dict[str, ast.Module]) -> None:
+    found = {
+        f"{path}: {function.name}"
+        for path, tree in product.items()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Raise) and node.exc and "NotImplementedError" in ast.unparse(node.exc)
+    }
+    assert found == ABSTRACT
+
+
+def test_nothing_of_the_tests_and_the_training_is_imported(product: dict[str, ast.Module]) -> None:
+    ours = {path.stem for path in (ROOT / "tests").iterdir()} | {"tests"}
+    assert "training" in ours
+    found = [
+        f"{path}: {root}"
+        for path, tree in product.items()
+        for node in ast.walk(tree)
+        for root in imported_roots(node)
+        if root in ours
+    ]
+    assert found == []
+
+
+def imported_roots(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Import():
+            return [alias.name.partition(".")[0] for alias in node.names]
+        case ast.ImportFrom(module=str(module)):
+            return [module.partition(".")[0]]
+    return []
+
+
+def test_what_other_packages_keep_to_themselves_is_used_in_the_patches_alone(
+    product: dict[str, ast.Module],
+) -> None:
+    """A private name that is defined nowhere in the product is another package's."""
+    own = {name for tree in product.values() for node in ast.walk(tree) for name in defined(node)}
+    found = [
+        f"{path}:{name}"
+        for path, tree in product.items()
+        if path != PATCHES
+        for node in ast.walk(tree)
+        for name in used(node)
+        if name.startswith("_") and not name.startswith("__") and name not in own | PUBLIC
+    ]
+    assert found == []
+
+
+def defined(node: ast.AST) -> list[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Name(id=name, ctx=ast.Store()):
+            return [name]
+        case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+            return [name]
+        case ast.Constant(value=str(name)):  # in __slots__
+            return [name]
+    return []
+
+
+def used(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Attribute(attr=name):
+            return [name]
+        case ast.ImportFrom(module=str(module)) if module.partition(".")[0] not in PACKAGES:
+            return [*module.split("."), *(alias.name for alias in node.names)]
+        case ast.Import():
+            return [part for alias in node.names for part in alias.name.split(".")]
+    return []
