@@ -61,7 +61,8 @@ class TextEncoder:
         }
         trailing = _count_trailing_special(self._encode("a"))
         self._end_tokens = self._end_token(folder) if append_end_token and not trailing else []
-        self._trailing = trailing + len(self._end_tokens)  # special tokens after every text
+        self._trailing = trailing + len(self._end_tokens)
+        """How many special tokens stand after every text."""
 
     def encode(
         self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = True

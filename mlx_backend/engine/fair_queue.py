@@ -65,9 +65,12 @@ class FairQueue[J: QueuedJob]:
     """Jobs that wait, and the shares of all clients."""
 
     def __init__(self) -> None:
-        self._jobs: list[J] = []  # sorted by `_order`
-        self._shares: OrderedDict[str, ClientShare] = OrderedDict()  # by name, those used last at the end
-        self._level = 0  # of the client that was served last
+        self._jobs: list[J] = []
+        """Sorted by `_order`."""
+        self._shares: OrderedDict[str, ClientShare] = OrderedDict()
+        """By the clients' names, those used last at the end."""
+        self._level = 0
+        """What the client that was served last had been served."""
 
     # -- where jobs are submitted ----------------------------------------------------------------------------
 
@@ -125,7 +128,7 @@ class FairQueue[J: QueuedJob]:
             lifted = int((now - job.queued_at) / SECONDS_PER_PRIORITY)
             return max(best, job.priority - lifted), job.share.served
 
-        return min(self._jobs, key=rank)  # of equals the first
+        return min(self._jobs, key=rank)  # The first of equals.
 
     def displaced(self) -> J:
         """Return the job that gives way: the last of the client with the most. The queue is not empty."""

@@ -223,15 +223,13 @@ class KVCacheBudget:
             self.reservation.ask(nbytes)
 
     def _has_room(self, needed: int, *, asks: bool) -> bool:
-        missing = needed - self.reservation.room
-        if missing > 0 and asks:
+        if (missing := needed - self.reservation.room) > 0 and asks:
             self._ask(missing)
-            missing = (
-                needed - self.reservation.room
-            )  # no one is woken by what was freed before it was asked for
-        if missing <= 0:
+        # The room is looked at again: no one is woken by what was freed before it was asked for.
+        has_room = needed <= self.reservation.room
+        if has_room:
             self.reservation.withdraw()
-        return missing <= 0
+        return has_room
 
     @property
     def _margin(self) -> int:

@@ -101,7 +101,8 @@ class Scheduler:
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._submitting = threading.Lock()
         self._keys = itertools.count()
-        self._unfinished: dict[int, Job] = {}  # put in under the lock, taken out by the engine thread
+        self._unfinished: dict[int, Job] = {}
+        """Jobs by key; put in under the lock, taken out by the engine thread."""
         self._queue: FairQueue[Job] = FairQueue()
         self._running: dict[int, Job] = {}
         self._warmups = _Warmups(batch)

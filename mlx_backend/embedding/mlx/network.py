@@ -58,7 +58,8 @@ class MLXNetwork:
 
     def _reset(self) -> None:
         self._model: EmbeddingModel | None = None
-        self._yes_no_tokens = (0, 0)  # of a causal reranker
+        self._yes_no_tokens = (0, 0)
+        """A causal reranker's tokens for "yes" and "no"."""
         self._many_rows: ManyRows | None = None
         self._reservation: MemoryReservation | None = None
         self._wired: WiredWeights | None = None

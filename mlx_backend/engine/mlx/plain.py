@@ -60,8 +60,10 @@ class PlainBatch:
         self._model_id = model_id
         self._generator: BatchGenerator | None = None
         self._reservation: MemoryReservation | None = None
-        self._replies: dict[int, _RunningReply] = {}  # by the generator's numbers
-        self._numbers: dict[int, int] = {}  # the generator's, by the scheduler's keys
+        self._replies: dict[int, _RunningReply] = {}
+        """By the generator's numbers."""
+        self._numbers: dict[int, int] = {}
+        """The generator's numbers by the scheduler's keys."""
 
     def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         """Load the model on this thread."""
