@@ -34,7 +34,7 @@ from mlx_backend.constraints.call_values import (
     properties_of,
     report_unwritable_name,
 )
-from mlx_backend.constraints.compiler import Rule, joined_rule
+from mlx_backend.constraints.compiler import Rule
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.lark import ANY_TEXT, Lark, Marked, is_mark, literal, pattern, without
 from mlx_backend.conversation.argument_values import resolve, types_of
@@ -110,7 +110,7 @@ class CallGrammar:
             call = f"{call} ({between} {call})*"
         begins, ends = self._body.around
         lines = [f"start: {self._body.lark(begins)} {call} {self._body.lark(ends)}"]
-        return joined_rule("\n".join([*lines, *(rule.lark for rule in calls.values())]))
+        return Rule("\n".join([*lines, *(rule.lark for rule in calls.values())]))
 
     def _check_name(self, name: str) -> None:
         tools = ToolSet([name])
@@ -217,30 +217,26 @@ class TaggedBody(CallBody):
         closing, last, between = last[:size], last[size:], between[size:]
         head = none[: none.index(_NAME) + len(_NAME)]
         tail = none.removeprefix(head)
+        values = _TaggedValues(
+            self, lark, report, parameters, {kind: tags[kind][1] for kind in TYPES}, closing
+        )
+        report.unknown("", parameters, {"type", "properties", "required", "additionalProperties"})
         items = []
-        for key, schema, must in self._parameters(parameters, report):
+        for key, schema, must in properties_of(parameters, report, ""):
             where = f"/properties/{key}"
             if self._can_write(key):
-                value = self._value(lark, schema, parameters, report, where, tags, closing)
-                items.append((lark.rule(f"{literal(key)} {value}"), must))
+                items.append((lark.rule(f"{literal(key)} {values.value(schema, where)}"), must))
             else:
                 report_unwritable_name(report, where, key, is_required=must)
         others = parameters.get("additionalProperties")
         if not items and others is not False:
-            value = self._value(
-                lark, others if isinstance(others, dict) else {}, parameters, report, "", tags, closing
-            )
+            value = values.value(others if isinstance(others, dict) else {}, "")
             items = [(lark.rule(f"{lark.terminal(_FREE_KEY)} {value}"), False)]
         some = lark.sequence(items, self.lark(between))
         some = f"{self.lark(opened.removeprefix(head))} {some} {self.lark(last)}" if some else ""
         if not any(must for _, must in items):
             some = f"({some} | {self.lark(tail)})" if some else self.lark(tail)
         return self.call(head, name, some)
-
-    def _parameters(self, parameters: Mapping[str, Any], report: Report) -> list[tuple[str, Any, bool]]:
-        known = {"type", "properties", "required", "additionalProperties"}
-        report.unknown("", parameters, known)
-        return properties_of(parameters, report, "")
 
     def _tag(self, value: Any, text: str) -> tuple[str, str, str]:
         """Return what stands before a parameter's key, between key and value, and after the value."""
@@ -258,17 +254,25 @@ class TaggedBody(CallBody):
         calls = self.syntax.decode(body, ToolSet([{"name": _NAME, "parameters": parameters}]))
         return [call.arguments for call in calls] == [f'{{{_json(key)}: "{_TEXT}"}}']
 
-    def _value(
+
+class _TaggedValues:
+    """The values of one call's parameters: `between` stands before a value, by its type, and `closing` closes it."""
+
+    def __init__(
         self,
+        body: TaggedBody,
         lark: Lark,
-        schema: Any,
-        root: Mapping[str, Any],
         report: Report,
-        where: str,
-        tags: Mapping[str, tuple[str, str, str]],
+        root: Mapping[str, Any],
+        between: Mapping[str, str],
         closing: str,
-    ) -> str:
-        """Write what stands after a parameter's key: its value, and the tag that closes it."""
+    ) -> None:
+        self._body, self._lark, self._report, self._root = body, lark, report, root
+        self._between, self._closing = between, closing
+
+    def value(self, schema: Any, where: str) -> str:
+        """Return the rule of what stands after a parameter's key: its value, and the tag that closes it."""
+        root, report = self._root, self._report
         own = dict(resolve(schema, root)) if isinstance(schema, dict) else {}
         types = types_of(own, root) & {*TYPES}
         alternatives = []
@@ -276,44 +280,32 @@ class TaggedBody(CallBody):
             if types != {"string"} and not is_unlimited(own, root) and not _has_texts(own):
                 report.ignore(where, "a text is accepted beside other types, whatever they are limited to")
             limits = bare_text(own, report, where) if types == {"string"} or _has_texts(own) else None
-            alternatives.append(f"{self.lark(tags['string'][1])} {self._text(lark, limits, closing)}")
+            alternatives.append(f"{self._body.lark(self._between['string'])} {self._text(limits)}")
         if types and types != {"string"} and not (is_unlimited(own, root) and "string" in types):
             by_tag: dict[str, list[str]] = {}
             for kind in sorted(types - {"string"}):
-                by_tag.setdefault(tags[kind][1], []).append(kind)
+                by_tag.setdefault(self._between[kind], []).append(kind)
             for between, kinds in by_tag.items():
-                alternatives.append(
-                    self._json(lark, own, root, report, where, between, kinds, types, closing)
-                )
-        return lark.rule(" | ".join(alternatives))
+                value = self._json(own, kinds, where, is_whole={*kinds} == types)
+                alternatives.append(f"{self._body.lark(between)} {value} {self._body.lark(self._closing)}")
+        return self._lark.rule(" | ".join(alternatives))
 
-    def _json(
-        self,
-        lark: Lark,
-        schema: dict[str, Any],
-        root: Mapping[str, Any],
-        report: Report,
-        where: str,
-        between: str,
-        kinds: list[str],
-        types: frozenset[str] | set[str],
-        closing: str,
-    ) -> str:
-        if is_unlimited(schema, root) and {*kinds} <= {"integer", "number"}:
-            value = lark.terminal(INTEGER if kinds == ["integer"] else NUMBER)
-        else:
-            if {*kinds} != types:
-                schema = {**schema, "type": kinds}
-                if "enum" in schema:
-                    schema["enum"] = [member for member in schema["enum"] if not isinstance(member, str)]
-            value = report.json(lark, schema, root, where)
-        return f"{self.lark(between)} {value} {self.lark(closing)}"
+    def _json(self, schema: dict[str, Any], kinds: list[str], where: str, *, is_whole: bool) -> str:
+        """Write the values of some types; `is_whole`: they are all that the schema has."""
+        if is_unlimited(schema, self._root) and {*kinds} <= {"integer", "number"}:
+            return self._lark.terminal(INTEGER if kinds == ["integer"] else NUMBER)
+        if not is_whole:
+            schema = {**schema, "type": kinds}
+            if "enum" in schema:
+                schema["enum"] = [member for member in schema["enum"] if not isinstance(member, str)]
+        return self._report.json(self._lark, schema, self._root, where)
 
-    def _text(self, lark: Lark, limits: str | None, closing: str) -> str:
+    def _text(self, limits: str | None) -> str:
         """Write a text up to its closing tag, and that: one terminal, so that the first such tag ends the text."""
-        excluded = self.spelt_markers()
-        if self.syntax.reserved:
-            excluded.append(self.syntax.reserved)
+        body, lark, closing = self._body, self._lark, self._closing
+        excluded = body.spelt_markers()
+        if body.syntax.reserved:
+            excluded.append(body.syntax.reserved)
         ends_with_token = is_mark(closing[-1])
         spelt = closing[:-1] if ends_with_token else closing
         closer = spelt.strip("\n")
@@ -327,8 +319,8 @@ class TaggedBody(CallBody):
             layout = ' "\\n"?' if spelt[:1] == "\n" else ""
             text = f"(({limits}) & {without(*excluded, re.escape('<![CDATA['))} & {edges}){layout}"
         if not closer:
-            return f"{lark.terminal(text)} {self.lark(closing)}"
-        last = self.lark(closing[-1]) if ends_with_token else ""
+            return f"{lark.terminal(text)} {body.lark(closing)}"
+        last = body.lark(closing[-1]) if ends_with_token else ""
         return f"{lark.terminal(f'{text} {literal(closer)}')} {last}".rstrip()
 
 

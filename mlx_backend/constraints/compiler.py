@@ -107,11 +107,6 @@ class Rules:
             return self._verdicts.get(key, nbytes, lambda: validate_isolated(grammar))
 
 
-def joined_rule(lark: str) -> Rule:
-    """Return the rule of a grammar that was put together from valid rules."""
-    return Rule(lark)
-
-
 def _error_of(schema: Schema, *, strict: bool) -> str:
     return describe_error(validate(_grammar(f"start: %json {serialise(schema, strict=strict)}\n")).error)
 

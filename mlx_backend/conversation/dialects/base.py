@@ -47,7 +47,7 @@ class Continuation:
     opens_in: Channel | None
 
 
-class Reader:
+class Reader(ABC):
     """Reads one turn: the part that is the same in every dialect.
 
     `markers` are what the parser is to look for in text now, `spelt` what it is to look for in the text of
@@ -106,17 +106,17 @@ class Reader:
         """Whether the end of the output, which may be the beginning of a marker, cannot be text."""
         return False
 
+    @abstractmethod
     def text(self, text: str) -> str | None:
         """Take plain text, which is never empty. Return the end of it that has to be cut at markers afresh, if any."""
-        raise NotImplementedError
 
+    @abstractmethod
     def marker(self, marker: str) -> None:
         """Take a marker."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self, ended_by: EndedBy) -> None:
         """Handle the end of the output."""
-        raise NotImplementedError
 
     def finish(self, ended_by: EndedBy) -> None:
         """Put out the StreamEnd. A turn that had ended by itself is not cut, whatever stopped the model."""
