@@ -16,6 +16,7 @@ from mlx_backend.device.memory import MIN_FOR_CACHES, MIN_FOR_THE_REST, WORKING_
 from mlx_backend.models.spec import RECOMMENDED_MODELS
 
 ROOT = Path(mlx_backend.__file__).parents[1]
+HOLDING_CODE = ("mlx_backend", "dify_mlx_provider", "tests", ".ci")
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,21 @@ def test_a_stale_lock_is_noticed(tmp_path: Path, made_from: str, old: str, new: 
     stale = subprocess.run(check, check=False, capture_output=True, text=True)
     assert stale.returncode == 1
     assert "make lock" in stale.stdout
+
+
+def test_the_files_of_ours_that_pages_name_are_there() -> None:
+    files = {path.relative_to(ROOT) for root in HOLDING_CODE for path in (ROOT / root).rglob("*.py")}
+    folders = ("docs", "readme", "mlx_backend", "tests")
+    pages = [*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))]
+    pages.remove(ROOT / "CHANGELOG.md")  # says what was
+    assert len(pages) > 20
+    missing = [
+        f"{page.relative_to(ROOT)}: {named}"
+        for page in pages
+        for named in re.findall(r"`([\w./-]*\w\.py)\b", page.read_text(encoding="utf-8"))
+        if not any(file.parts[-len(Path(named).parts) :] == Path(named).parts for file in files)
+    ]
+    assert missing == []
 
 
 def test_the_models_that_a_refusal_names_are_those_of_the_readme_and_fit_the_macs_it_says() -> None:

@@ -61,7 +61,7 @@ def _gpt_oss(size: str) -> Predefined:
     )
 
 
-# Default, and the models that the server recommends (mlx_backend/models/recommended.py), from small to large. The list
+# Default, and the models that the server recommends (mlx_backend/models/spec.py), from small to large. The list
 # is short: the server's own is what counts, and any name in it can be added in Dify. What is declared here is used
 # while the server has never been reached. Context sizes are the models' own, without rope scaling, which a server would
 # have to be started with. tests/chat/test_predefined_models.py compares it with what the server finds and does.
