@@ -9,7 +9,7 @@ import pytest
 from byte_tokenizer import ByteTokenizer
 
 from mlx_backend.constraints import GrammarError, Grammars, Spec
-from mlx_backend.constraints.compiler import ReplyRules, joined_rule
+from mlx_backend.constraints.compiler import ReplyRules, Rule
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.base import Constraint
@@ -186,7 +186,7 @@ def test_a_length_that_no_time_has_is_refused(grammars: Grammars) -> None:
 
 
 def test_a_grammar_that_leads_nowhere_says_so(grammars: Grammars) -> None:
-    spec = Spec(grammars, ReplyRules(answer=joined_rule(f"start: <[{END}]>")))
+    spec = Spec(grammars, ReplyRules(answer=Rule(f"start: <[{END}]>")))
     with pytest.raises(GrammarError, match="no token of this model continues it from here"):
         spec.start().allowed_mask()
 
