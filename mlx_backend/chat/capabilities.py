@@ -18,6 +18,7 @@ from mlx_backend.chat.history_probe import probe_history
 from mlx_backend.chat.response_template import recognise
 from mlx_backend.constraints import can_constrain, can_require_calls
 from mlx_backend.conversation.template import TemplateTraits
+from mlx_backend.engine.distributed import distributed_backend
 from mlx_backend.engine.images import ImageSupport
 from mlx_backend.engine.mlx.vision.families import image_support
 from mlx_backend.models import files as model_files
@@ -148,11 +149,9 @@ class FolderDescriber:
     def __init__(self) -> None:
         self._cache: dict[Path, tuple[_Stamp, _Files]] = {}
 
-    def describe(
-        self, folder: Path, options: EngineOptions, settings: ModelSettings, *, one_process: bool = True
-    ) -> ModelDescription:
+    def describe(self, folder: Path, options: EngineOptions, settings: ModelSettings) -> ModelDescription:
         """Describe the model in a folder, as far as its files can be read."""
-        files = self._files(folder)
+        files, one_process = self._files(folder), distributed_backend() is None
         template = files.template if options.chat_template is None else options.chat_template
         facts = ModelFacts(
             template=template,

@@ -16,7 +16,6 @@ from mlx_backend.chat.service import Service
 from mlx_backend.device.memory import room_for_weights, too_large
 from mlx_backend.embedding.embedder import Embedder
 from mlx_backend.embedding.embedding_config import EmbeddingOptions, folder_context_length
-from mlx_backend.engine.distributed import distributed_backend
 from mlx_backend.errors import EngineError
 from mlx_backend.images.loader import ImageLimits, ImageLoader
 from mlx_backend.models.description import ModelDescription
@@ -166,9 +165,7 @@ class MultiModelRegistry:
                 default_max_tokens=settings.max_tokens,
                 adapters=tuple(options.adapters),
             )
-        return self._folder_describer.describe(
-            folder, options, settings, one_process=distributed_backend() is None
-        )
+        return self._folder_describer.describe(folder, options, settings)
 
     def _describe_embedder(self, spec: ModelSpec, model_type: ModelType) -> ModelDescription:
         service = self._pool.services().get(spec.name)
