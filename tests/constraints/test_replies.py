@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlx_backend.constraints import Grammars, Spec
-from mlx_backend.constraints.compiler import ReplyRules, joined_rule
+from mlx_backend.constraints.compiler import ReplyRules, Rule
 from mlx_backend.constraints.vocabulary import Vocabulary
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel, Message
@@ -263,7 +263,7 @@ def test_a_crowd_of_schemas_and_a_free_neighbour_do_not_disturb_each_other(demo:
 
 def test_a_grammar_that_leads_nowhere_fails_its_own_reply_and_nobody_elses(demo: Held) -> None:
     never = Vocabulary(demo.engine.tokenizer).end_token  # it stands for the end, which is masked here
-    nowhere = Spec(demo.grammars, ReplyRules(answer=joined_rule(f'start: "Well" <[{never}]>')))
+    nowhere = Spec(demo.grammars, ReplyRules(answer=Rule(f'start: "Well" <[{never}]>')))
     failing, other = (
         demo.engine.generate(demo.request(FRANCE, spec))
         for spec in (nowhere, demo.grammars.json_schema(SCHEMAS[0], strict=True))
