@@ -6,6 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
+from architectures import write
 from drafting import drafting_engine
 from engine_requests import reply_tokens, together
 from tolerances import ON_CPU, check_replies
@@ -74,6 +75,14 @@ def test_a_crowd_gets_the_same_tokens(windowed: Path, options: dict[str, Any]) -
         expected = together(plain, requests)
         check_replies(full, requests, together(full, requests), expected)
         check_replies(full, requests, together(full, requests), expected)  # with prompts that are cached
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "mamba2", "deepseek_v3"])
+def test_a_crowd_gets_the_same_tokens_from_other_architectures(tmp_path: Path, name: str) -> None:
+    folder = write(tmp_path, name)
+    with load_engine(folder, engine="plain", prefill_chunk=64) as plain, load_engine(folder) as full:
+        requests = crowd(plain, 12)
+        check_replies(full, requests, together(full, requests), together(plain, requests))
 
 
 def test_drafts_change_no_token(plain: Engine) -> None:
