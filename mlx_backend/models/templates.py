@@ -78,14 +78,10 @@ def render(
     return _result(found)
 
 
-def check(source: str) -> None:
+def check(source: str | None) -> None:
     """Raise TemplateOverrun for a template that cannot be used; one that only fails may be of use for something."""
-    try:
-        examined(source)
-    except TemplateOverrun:
-        raise
-    except TemplateFault:
-        pass
+    if source and isinstance(fault := examination(source), TemplateOverrun):
+        raise type(fault)(*fault.args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +104,7 @@ def examined(source: str) -> TemplateContents:
     """Return what stands in a template, after it has rendered one conversation of every kind. Raises TemplateFault."""
     match examination(source):
         case TemplateFault() as fault:
-            raise fault.with_traceback(None)
+            raise type(fault)(*fault.args)
         case contents:
             return contents
 

@@ -240,7 +240,7 @@ def _dense_layer(
     if activation not in ("Identity", "Tanh"):
         raise ValueError(f"the activation {activation!r} of its {path} is not supported")
     if "linear.weight" not in weights:
-        raise ValueError(f"the weights of its {path} are missing")
+        raise ValueError(f"the weights of its {path} are missing: no {WEIGHTS} there has them")
     matrix = weights["linear.weight"]
     if (scales := weights.get("linear.scales")) is not None:
         quantization = config["quantization"]

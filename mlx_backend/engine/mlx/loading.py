@@ -187,7 +187,7 @@ def _tokenizer(
     """Make a model's tokenizer. Raises EngineError for one whose template can do harm, before anything renders it."""
     tokenizer = MLXTokenizer(wrapper, _vocabulary_size(config, wrapper), caches)
     try:
-        templates.check(tokenizer.chat_template or "")
+        templates.check(tokenizer.chat_template)
     except TemplateOverrun as overrun:
         raise EngineError(
             f"The chat template of {name!r} cannot be used: {overrun}. Choose another with --chat-template."
