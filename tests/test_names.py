@@ -13,6 +13,8 @@ import mlx_backend
 ROOT = Path(mlx_backend.__file__).parents[1]
 PACKAGES = ("mlx_backend", "dify_mlx_provider")
 
+type Modules = dict[str, list[ast.AST]]
+
 # Begins with an underscore, and is public all the same.
 PUBLIC = {
     "_exit",  # os: documented
@@ -24,62 +26,62 @@ PATCHES = "mlx_backend/engine/mlx/mlx_lm_patches.py"
 """The one file that may use what mlx-lm keeps to itself; it says of each what for."""
 
 
-def modules(*folders: str) -> dict[str, ast.Module]:
-    """Every module in these folders, by its path."""
+def modules(*folders: str) -> Modules:
+    """Every module in these folders: its path, and the nodes of its syntax tree."""
     paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    return {
+        path.relative_to(ROOT).as_posix(): list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        for path in paths
+    }
 
 
 @pytest.fixture(scope="module")
-def product() -> dict[str, ast.Module]:
+def product() -> Modules:
     return modules(*PACKAGES)
 
 
-def test_no_two_classes_have_one_name(product: dict[str, ast.Module]) -> None:
+def test_no_two_classes_have_one_name(product: Modules) -> None:
     assert_unique(product)
     assert_unique(modules("tests/training"))
 
 
-def assert_unique(trees: dict[str, ast.Module]) -> None:
+def assert_unique(all_modules: Modules) -> None:
     places = defaultdict(list)
-    for path, tree in trees.items():
-        for node in ast.walk(tree):
+    for path, nodes in all_modules.items():
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path}:{node.lineno}")
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-def test_what_is_running_is_not_interrupted_from_outside(product: dict[str, ast.Module]) -> None:
+def test_what_is_running_is_not_interrupted_from_outside(product: Modules) -> None:
     """By a trace function or an exception from another thread: either may strike in any line of ours."""
     forbidden = {"settrace", "setprofile", "PyThreadState_SetAsyncExc"}
     found = [
-        path
-        for path, tree in product.items()
-        for node in ast.walk(tree)
-        if forbidden & {*used(node), *defined(node)}
+        path for path, nodes in product.items() for node in nodes if forbidden & {*used(node), *defined(node)}
     ]
     assert found == []
 
 
 def test_what_a_class_must_have_is_abstract_instead_of_not_implemented(
-    product: dict[str, ast.Module],
+    product: Modules,
 ) -> None:
     found = [
         f"{path}:{node.lineno}"
-        for path, tree in product.items()
-        for node in ast.walk(tree)
+        for path, nodes in product.items()
+        for node in nodes
         if isinstance(node, ast.Raise) and node.exc and "NotImplementedError" in ast.unparse(node.exc)
     ]
     assert found == []
 
 
-def test_nothing_of_the_tests_and_the_training_is_imported(product: dict[str, ast.Module]) -> None:
+def test_nothing_of_the_tests_and_the_training_is_imported(product: Modules) -> None:
     ours = {path.stem for path in (ROOT / "tests").iterdir()} | {"tests"}
     assert "training" in ours
     found = [
         f"{path}: {root}"
-        for path, tree in product.items()
-        for node in ast.walk(tree)
+        for path, nodes in product.items()
+        for node in nodes
         for root in imported_roots(node)
         if root in ours
     ]
@@ -96,15 +98,15 @@ def imported_roots(node: ast.AST) -> list[str]:
 
 
 def test_what_other_packages_keep_to_themselves_is_used_in_the_patches_alone(
-    product: dict[str, ast.Module],
+    product: Modules,
 ) -> None:
     """A private name that is defined nowhere in the product is another package's."""
-    own = {name for tree in product.values() for node in ast.walk(tree) for name in defined(node)}
+    own = {name for nodes in product.values() for node in nodes for name in defined(node)}
     found = [
         f"{path}:{name}"
-        for path, tree in product.items()
+        for path, nodes in product.items()
         if path != PATCHES
-        for node in ast.walk(tree)
+        for node in nodes
         for name in used(node)
         if name.startswith("_") and not name.startswith("__") and name not in own | PUBLIC
     ]
