@@ -56,25 +56,19 @@ class _EmbeddingCall:
         self._model = model
         self._credentials = credentials
         self._prefix = credentials.query_prefix if query else credentials.document_prefix
-        self._kind = discovery.find_server(credentials).kind
-        self._fields: dict[str, Any] = {}
-        size = credentials.context_size
-        match self._kind:
-            case ServerKind.MLX_BACKEND:
-                # A quarter of the bytes, and no numbers to parse.
-                self._fields = {"truncate_prompt_tokens": size or -1, "encoding_format": "base64"}
-                if not (credentials.query_prefix or credentials.document_prefix):
-                    self._fields["input_type"] = "query" if query else "document"
-            case ServerKind.VLLM:
-                self._fields = {"truncate_prompt_tokens": size or -1}
-        self._truncates_here = not self._fields
-        if (
-            self._truncates_here
-            and size is None
-            and (info := discovery.find_model(model, credentials, "embedding")) is not None
-        ):
-            size = info.context_size
-        self._size = size
+        profile = discovery.PROFILES[discovery.find_server(credentials).kind]
+        self._fields: dict[str, Any] = {"encoding_format": "float"}
+        self._size = credentials.context_size
+        self._truncates_here = not profile.truncates_texts
+        if profile.truncates_texts:
+            self._fields["truncate_prompt_tokens"] = self._size or -1
+        elif self._size is None and (served := discovery.find_model(model, credentials, "embedding")):
+            self._size = served.context_size
+        if profile.kind is ServerKind.MLX_BACKEND:
+            # A quarter of the bytes, and no numbers to parse.
+            self._fields["encoding_format"] = "base64"
+            if not (credentials.query_prefix or credentials.document_prefix):
+                self._fields["input_type"] = "query" if query else "document"
 
     def prepare(self, text: str) -> str:
         """Return a text with its prefix, cut if the server would not do it."""
@@ -99,7 +93,7 @@ class _EmbeddingCall:
             return self.embed_batch([texts[0][: len(texts[0]) * 2 // 3]])
 
     def _request(self, texts: Sequence[str]) -> EmbeddedTexts:
-        body = {"input": list(texts), "encoding_format": "float", **self._fields}
+        body = {"input": list(texts), **self._fields}
         answer = post_json(self._credentials, self._model, "/embeddings", body, "embedding")
         vectors = _vectors(answer, len(texts))
         if vectors is None:

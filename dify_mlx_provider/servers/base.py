@@ -38,6 +38,9 @@ class ServerProfile:
     is none. `ignored_fields` have no effect there. `default_max_tokens` limits an answer for which no limit was set;
     None where a limit that does not fit after the prompt is refused: there the rest of the context is the default.
     A server that does not refuse prompts longer than the context cuts them, or runs the model beyond it.
+    `default_model` is its name for the model it was started with; without one, the first listed is meant.
+    With `truncates_texts` it cuts a text that is too long to be embedded, when asked. `remedy` says what to do where it
+    has no vectors or rankings.
     """
 
     kind: ServerKind
@@ -50,8 +53,10 @@ class ServerProfile:
     renamed_fields: Mapping[str, str] = field(default_factory=dict)
     ignored_fields: frozenset[str] = frozenset()
     refuses_long_prompts: bool = True
-    default_model: str = "default"
+    default_model: str = ""
     default_max_tokens: int | None = MAX_UNREAD_TOKENS
+    truncates_texts: bool = False
+    remedy: str = "mlx-backend does: start it with a model for this."
 
     def answer_limit(self, max_output: int | None = None) -> int | None:
         """Return the limit for answers for which none was set; None if this kind of server is to decide.

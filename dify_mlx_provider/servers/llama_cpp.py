@@ -18,6 +18,7 @@ PROFILE = ServerProfile(
     efforts=LEVELS,
     thinking_budget_field="thinking_budget_tokens",
     renamed_fields={"repetition_penalty": "repeat_penalty"},
+    remedy="Start it with --embeddings, or with --reranking.",
 )
 
 

@@ -36,6 +36,9 @@ PROFILE = ServerProfile(
     display_name="mlx-backend",
     efforts=EFFORTS,
     thinking_budget_field="thinking_budget",
+    default_model="default",
+    truncates_texts=True,
+    remedy="Start a newer one.",
 )
 
 OWN_FIELDS = frozenset({"answer_reserve", "priority", "reasoning_format"})

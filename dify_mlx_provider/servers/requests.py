@@ -45,14 +45,7 @@ if TYPE_CHECKING:
     from dify_mlx_provider.servers.base import ServerInfo, ServerProfile
     from dify_mlx_provider.upstream.credentials import Credentials
 
-KNOWS_DEFAULT = (ServerKind.MLX_BACKEND, ServerKind.MLX_LM)
-"""Servers with a name for the model they were started with; of the others, `default` means the first model."""
-
 _CANNOT = {"embedding": "makes no embeddings", "rerank": "does not rerank"}
-_REMEDY = {
-    ServerKind.MLX_BACKEND: "Start a newer one.",
-    ServerKind.LLAMA_CPP: "Start it with --embeddings, or with --reranking.",
-}
 
 PROTECTED_FIELDS = ("messages", "stream", "stream_options", "model")
 """What the extra body may not replace: the plugin would misread the answer, or get one to another question."""
@@ -129,7 +122,7 @@ def post_json(
 
 def _model_id(name: str, server: ServerInfo, kind: str) -> str:
     """The model's name for this server: `default` is replaced for servers that do not know it."""
-    if name != "default" or server.kind in KNOWS_DEFAULT:
+    if name != "default" or discovery.PROFILES[server.kind].default_model:
         return name
     first = server.model(name, kind)
     return name if first is None else first.name
@@ -172,9 +165,10 @@ def _served_models(client: OpenAIClient) -> list[str]:
 def _unsupported(server: ServerInfo, credentials: Credentials, kind: str, path: str) -> ServerError | None:
     if not server.answered:
         return None
-    remedy = _REMEDY.get(server.kind, "mlx-backend does: start it with a model for this.")
-    name = discovery.PROFILES[server.kind].display_name
-    return Refused(f"{name} at {credentials.base_url} {_CANNOT[kind]}: it has no {path}. {remedy}")
+    profile = discovery.PROFILES[server.kind]
+    return Refused(
+        f"{profile.display_name} at {credentials.base_url} {_CANNOT[kind]}: it has no {path}. {profile.remedy}"
+    )
 
 
 # -- fitting a chat request to a kind of server ------------------------------------------------------------------
@@ -191,7 +185,7 @@ def adapt_request(
     request = dict(body)
     extra = request.pop("extra_body", None) or {}
     if request.get("model") == "default":
-        request["model"] = profile.default_model
+        request["model"] = profile.default_model or "default"
     if kind is ServerKind.MLX_BACKEND:
         request.setdefault("reasoning_format", "separate")
     else:

@@ -23,6 +23,7 @@ PROFILE = ServerProfile(
     reasoning_fields=("reasoning", "reasoning_content"),
     thinking_budget_field="thinking_token_budget",
     default_max_tokens=None,
+    truncates_texts=True,
 )
 
 

@@ -139,7 +139,9 @@ class OpenAIClient:
         except requests.exceptions.ConnectTimeout as error:
             raise self._no_server() from error
         except requests.exceptions.Timeout as error:
-            raise self._timed_out() from error
+            # A server without TLS may wait for the rest of what it takes for a request.
+            in_handshake = any("handshake" in str(each) for each in _raised_from(error))
+            raise (self._tls_failed() if in_handshake else self._timed_out()) from error
         except requests.exceptions.SSLError as error:
             raise self._tls_failed() from error
         except (requests.exceptions.ConnectionError, requests.exceptions.InvalidURL) as error:
@@ -361,10 +363,14 @@ class EndlessHead(HTTPException):
 
 def is_endless(error: BaseException) -> bool:
     """Whether an error was raised because of an EndlessHead."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, EndlessHead):
-        cause = cause.__cause__ or cause.__context__
-    return cause is not None
+    return any(isinstance(each, EndlessHead) for each in _raised_from(error))
+
+
+def _raised_from(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those from which it was raised."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 class _Stream:
