@@ -14,6 +14,7 @@ run as the scheduler lets in. macOS's limit of wired memory is the generator's t
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from mlx_backend.engine.batch import Outcome
     from mlx_backend.engine.mlx.tokenizer import Detokenizer
     from mlx_backend.models.engine_options import EngineOptions
+
+log = logging.getLogger(__name__)
 
 PREFILL_CHUNK = 2048
 """Tokens of each prompt that are prefilled in a step, as in mlx-lm."""
@@ -67,6 +70,7 @@ class PlainBatch:
 
     def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         """Load the model on this thread."""
+        log.warning("The plain engine caches no prompts, and does not limit the memory of KV caches.")
         options, memory = self._options, self._device.memory
         self._reservation = reservation = memory.reserve(0, limit=options.memory_bytes)
         model = load_model(
