@@ -6,7 +6,7 @@ devices know nothing of each other. Only `device/mlx.py` imports MLX, and `devic
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlx_backend.device.importing import importing_mlx
 from mlx_backend.device.lock import FairLock
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from mlx_backend.device.blas import BlasChoice
     from mlx_backend.device.pressure import Pressure
     from mlx_backend.device.wired import Wired
-
-
-def _no_limit() -> None:
-    return None
-
-
-def _ignore(_limit: int) -> None:
-    pass
 
 
 class Device:
@@ -44,8 +36,8 @@ class Device:
         limit: int | Callable[[], int],
         *,
         wired: Wired = "auto",
-        wired_limit: Callable[[], int | None] = _no_limit,
-        set_wired_limit: Callable[[int], None] = _ignore,
+        wired_limit: Callable[[], int | None] = lambda: None,
+        set_wired_limit: Callable[[int], None] = lambda limit: None,
         pressure: Callable[[], Pressure] = lambda: "none",
         blas: BlasChoice = "auto",
     ) -> None:
@@ -61,29 +53,17 @@ def this_device(memory_bytes: int | None = None, wired: Wired = "auto", blas: Bl
     MLX is imported when the first model is loaded.
     """
 
-    def recommended() -> int:
+    def mlx() -> Any:
         with importing_mlx(blas):
-            from mlx_backend.device.mlx import recommended_memory
+            from mlx_backend.device import mlx as adapter
 
-        return recommended_memory()
-
-    def wired_limit() -> int | None:
-        with importing_mlx(blas):
-            from mlx_backend.device.mlx import working_set_limit
-
-        return working_set_limit()
-
-    def set_limit(limit: int) -> None:
-        with importing_mlx(blas):
-            from mlx_backend.device.mlx import set_wired_limit
-
-        set_wired_limit(limit)
+        return adapter
 
     return Device(
-        memory_bytes or recommended,
+        memory_bytes or (lambda: mlx().recommended_memory()),
         wired=wired,
-        wired_limit=wired_limit,
-        set_wired_limit=set_limit,
+        wired_limit=lambda: mlx().working_set_limit(),
+        set_wired_limit=lambda limit: mlx().set_wired_limit(limit),
         pressure=memory_pressure,
         blas=blas,
     )

@@ -29,7 +29,7 @@ from mlx_backend.engine.mlx.packed_forward import ForwardError
 from mlx_backend.engine.mlx.prefill_queue import PrefillQueue
 from mlx_backend.engine.mlx.runtime import load_runtime
 from mlx_backend.engine.mlx.sampling import RequestSampler, text_token_mask
-from mlx_backend.engine.mlx.sequences import DecodingSequence, expected_tokens
+from mlx_backend.engine.mlx.sequences import DecodingSequence
 from mlx_backend.engine.mlx.vision.prompt_images import PromptImages, check_images
 from mlx_backend.engine.mlx.vision.tower import support_of
 from mlx_backend.errors import EngineError, EngineRefused
@@ -233,10 +233,11 @@ class MLXBatch:
         none is cut short for them.
         """
         images = check_images(request, self.runtime.vision)
-        tokens = expected_tokens(request)
-        if request.expected_tokens is not None:
-            tokens = self.runtime.cache_budget.fitting_ever(tokens, len(request.prompt) + 1, images)
-        return tokens, images
+        prompt, reply = len(request.prompt), request.max_tokens
+        if request.expected_tokens is None:
+            return prompt + reply, images
+        tokens = prompt + min(reply, max(request.expected_tokens, 1))
+        return self.runtime.cache_budget.fitting_ever(tokens, prompt + 1, images), images
 
     def _enqueue(self, sequence: DecodingSequence, tokens: int) -> None:
         self.runtime.cache_budget.reserve(

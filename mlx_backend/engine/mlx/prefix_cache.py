@@ -418,25 +418,28 @@ class PrefixStore:
     def find(self, sequence: DecodingSequence, max_tokens: int) -> tuple[int, LayerCaches | None]:
         """Find the longest stored prefix of at most `max_tokens` tokens: its length, and caches to continue on."""
         try:
-            return self._find(sequence, max_tokens)
+            tokens = sequence.packed(max_tokens)
+            # Images may not be cut.
+            length, layers = self.prefixes.find_longest(tokens, sequence.adapter, cut=not sequence.images)
+            if self._disk is not None and sequence.adapter == self._disk_adapter:
+                stored = self._disk.find_longest(tokens, beyond=length)
+                if stored is not None and (loaded := self._disk.read(stored)) is not None:
+                    length, layers = stored.length, loaded
+                    self.store(sequence, length, loaded)
+            if length == len(sequence.tokens) and layers is not None:
+                # A warm-up, of which nothing is left to prefill.
+                self.store(sequence, length, layers, persist=self._is_worth_disk(sequence.request, length))
         except Exception as error:
             self._on_failure(error, "The stored prefixes of a prompt could not be used")
             return 0, None
-
-    def _find(self, sequence: DecodingSequence, max_tokens: int) -> tuple[int, LayerCaches | None]:
-        tokens = sequence.packed(max_tokens)
-        # Images may not be cut.
-        length, layers = self.prefixes.find_longest(tokens, sequence.adapter, cut=not sequence.images)
-        if self._disk is not None and sequence.adapter == self._disk_adapter:
-            stored = self._disk.find_longest(tokens, beyond=length)
-            if stored is not None and (loaded := self._disk.read(stored)) is not None:
-                length, layers = stored.length, loaded
-                self.store(sequence, length, loaded)
-        if (
-            length == len(sequence.tokens) and layers is not None
-        ):  # a warm-up, of which nothing is left to prefill
-            self.store(sequence, length, layers, persist=self._is_worth_disk(sequence.request, length))
         return length, layers
+
+    def store_checkpoint(
+        self, sequence: DecodingSequence, position: int, layers: LayerCaches, *, surplus: int, others: int
+    ) -> None:
+        """Store a prompt's prefix up to a checkpoint. The parameters are those of `store`."""
+        persist = self._is_worth_disk(sequence.request, position)
+        self.store(sequence, position, layers, surplus=surplus, others=others, persist=persist)
 
     def store(
         self,
@@ -445,52 +448,43 @@ class PrefixStore:
         layers: LayerCaches,
         *,
         surplus: int = 0,
-        share: bool = False,
-        others: int = 0,
+        others: int | None = None,
         persist: bool = False,
     ) -> None:
         """Store the caches of a sequence's first tokens as they are now, with `persist` on disk too.
 
-        They hold `surplus` tokens more than those, all of the last step. With `share` nothing is copied as long as
-        there is room for the arrays of that step, which had `others` tokens next to the sequence's first ones:
-        `settle` has to be called when the caches are gone.
+        They hold `surplus` tokens more than those, all of the last step. If that step had `others` tokens next to the
+        sequence's first ones, nothing is copied as long as there is room for its arrays: `settle` has to be called when
+        the caches are gone. Without `others` they are copied.
         """
         if not (self.enabled and sequence.images.can_store(length)):
             return
+        persist = persist and self._disk is not None and sequence.adapter == self._disk_adapter
         try:
-            self._store(sequence, length, layers, surplus, share=share, others=others, persist=persist)
+            tokens = sequence.packed(length)
+            if not (known := self.prefixes.has(tokens, sequence.adapter)) or persist:
+                layers = rewind_copies(layers, surplus)
+            if not known:
+                self._insert(sequence, tokens, layers, others)
+            if persist and self._disk is not None and not self._disk.has(tokens):
+                layers = compact_copies(layers)
+                mx.eval([layer.state for layer in layers])  # another thread writes them
+                self._disk.write(tokens, layers)
         except Exception as error:
             self._on_failure(error, f"The caches of a prefix of {length} tokens could not be stored")
 
-    def _store(
-        self,
-        sequence: DecodingSequence,
-        length: int,
-        layers: LayerCaches,
-        surplus: int,
-        *,
-        share: bool,
-        others: int,
-        persist: bool,
+    def _insert(
+        self, sequence: DecodingSequence, tokens: bytes, layers: LayerCaches, others: int | None
     ) -> None:
-        tokens = sequence.packed(length)
-        persist = persist and self._disk is not None and sequence.adapter == self._disk_adapter
-        if not (known := self.prefixes.has(tokens, sequence.adapter)) or persist:
-            layers = rewind_copies(layers, surplus)
-        if not known:
-            if share:
-                size = sum(layer.nbytes for layer in layers) + hidden_bytes(layers, others)
-                share = self.prefixes.nbytes + size <= self._room()
-            if not self.prefixes.insert(tokens, layers, sequence.adapter, share=share, others=others):
-                self._note_too_large(length, layers)
-            if share:
-                self._sharing.setdefault(sequence.key, []).append(tokens)
-            self.evict_to_fit()
-        if not persist or self._disk is None or self._disk.has(tokens):
-            return
-        layers = compact_copies(layers)
-        mx.eval([layer.state for layer in layers])  # another thread writes them
-        self._disk.write(tokens, layers)
+        share = False
+        if others is not None:
+            size = sum(layer.nbytes for layer in layers) + hidden_bytes(layers, others)
+            share = self.prefixes.nbytes + size <= self._room()
+        if not self.prefixes.insert(tokens, layers, sequence.adapter, share=share, others=others or 0):
+            self._note_too_large(len(tokens) // TOKEN_BYTES, layers)
+        if share:
+            self._sharing.setdefault(sequence.key, []).append(tokens)
+        self.evict_to_fit()
 
     def _note_too_large(self, length: int, layers: LayerCaches) -> None:
         """Log, once, that a prefix is larger than all of them may be: who waits for its next turn should know why."""
@@ -528,16 +522,6 @@ class PrefixStore:
         if self.prefixes.shared:
             raise error
         log.warning("%s: %r", message, error)
-
-    def store_checkpoint(
-        self, sequence: DecodingSequence, position: int, layers: LayerCaches, *, surplus: int, others: int
-    ) -> None:
-        """Store a prompt's prefix up to a checkpoint.
-
-        The layers hold `surplus` tokens more, all of the last step, which had `others` tokens next to the prefix's.
-        """
-        persist = self._is_worth_disk(sequence.request, position)
-        self.store(sequence, position, layers, surplus=surplus, share=True, others=others, persist=persist)
 
     def evict_to_fit(self, start: int = 0, chunk: int = 0) -> None:
         """Evict what does not fit next to the memory that is reserved, and to a chunk from position `start`."""

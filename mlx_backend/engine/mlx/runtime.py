@@ -10,7 +10,7 @@ Knows nothing of requests.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ from mlx_backend.layers.many_rows import use_many_rows_layers
 from mlx_backend.layers.unread_outputs import find_unread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -131,11 +131,15 @@ def load_runtime(
         )
         if ranks is not None:
             ranks.check_alike(networks.model.folder, options)
-        with _explaining_failures():
+        try:
             # Processes that share a model would time layers differently, and have to do the same runs.
             many_rows = _use_many_rows_layers(networks) if ranks is None else None
             cost = _first_run(networks)
             abilities = try_networks(networks, ranks)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(f"The model was loaded but cannot be run: {error}") from error
         if abilities.unbatched:
             log.warning("Replies are decoded one after the other in each step: %s.", abilities.unbatched)
         vision = load_vision(
@@ -185,16 +189,6 @@ def _reserve_weights(reservation: MemoryReservation, has_own_limit: bool, name: 
     if total > room_for_weights(limit):
         raise EngineError(too_large(name, total, limit, is_given=has_own_limit))
     reservation.set_weights(total)
-
-
-@contextmanager
-def _explaining_failures() -> Iterator[None]:
-    try:
-        yield
-    except EngineError:
-        raise
-    except Exception as error:
-        raise EngineError(f"The model was loaded but cannot be run: {error}") from error
 
 
 def _use_many_rows_layers(networks: Networks) -> ManyRows | None:

@@ -193,14 +193,6 @@ class GeneratedToken(NamedTuple):
     finish_reason: Literal["stop", "length"] | None
 
 
-def expected_tokens(request: GenerationRequest) -> int:
-    """Return for how many tokens of prompt and reply memory is to be reserved."""
-    reply = request.max_tokens
-    if request.expected_tokens is not None:
-        reply = min(reply, max(request.expected_tokens, 1))
-    return len(request.prompt) + reply
-
-
 def cache_lengths(sequences: Sequence[DecodingSequence]) -> list[int]:
     """Return how many tokens are in the KV cache of each."""
     return [sequence.cache_length for sequence in sequences]
