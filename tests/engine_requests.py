@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
+from mlx_backend.engine.mlx.batch import MLXBatch
+from mlx_backend.engine.threaded import Engine
+from mlx_backend.models.engine_options import EngineOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from mlx_backend.engine.threaded import Engine
 
 TEXT = "the quick brown fox jumps over the lazy dog "
 
@@ -32,3 +36,11 @@ def together(engine: Engine, requests: Sequence[GenerationRequest]) -> list[list
 def room_beside(model: Path, caches: int) -> int:
     """Return a limit that leaves this many bytes for caches next to the model."""
     return int(((model / "model.safetensors").stat().st_size + caches) / 0.95) + 1000
+
+
+@contextmanager
+def engine_and_batch(model: Path, **options: Any) -> Iterator[tuple[Engine, MLXBatch]]:
+    """Start an engine; return its batch too, of which only what its thread has finished may be looked at."""
+    batch = MLXBatch(model, EngineOptions(**options), device=Device(8 << 30))
+    with Engine(batch) as engine:
+        yield engine, batch

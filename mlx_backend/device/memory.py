@@ -149,7 +149,7 @@ class MemoryReservation:
         return self._left_by(each.total for each in self._budget.others(self))
 
     @property
-    def room_beside_requests(self) -> int:
+    def reclaimable_room(self) -> int:
         """The bytes that would be left if the other models gave up what they have only cached."""
         return self._left_by(each.total - each.cached for each in self._budget.others(self))
 

@@ -91,7 +91,7 @@ class KVCacheBudget:
 
         What other models only have cached is room: they were asked for it, and give it up within a step of theirs.
         """
-        return self.used > self.reservation.room_beside_requests
+        return self.used > self.reservation.reclaimable_room
 
     @contextmanager
     def without_asking(self) -> Iterator[None]:
@@ -117,7 +117,7 @@ class KVCacheBudget:
 
         What other models have cached does not count: they give it up.
         """
-        needed, room = self._needed(tokens, images), self.reservation.room_beside_requests
+        needed, room = self._needed(tokens, images), self.reservation.reclaimable_room
         if needed <= room:
             return
         max_room, limit = self.reservation.max_room, format_bytes(self.reservation.limit)
@@ -139,11 +139,11 @@ class KVCacheBudget:
 
     def fitting_tokens(self) -> int:
         """Return how many tokens, of prompt and reply together, a request can have now. Callable from any thread."""
-        return self._fitting_tokens(self.reservation.room_beside_requests)
+        return self._fitting_tokens(self.reservation.reclaimable_room)
 
     def fitting(self, tokens: int, min_tokens: int) -> int:
         """Return `tokens`, or how many fewer a request could have now if it were alone; at least `min_tokens`."""
-        return self._fitting(tokens, min_tokens, NO_IMAGES, self.reservation.room_beside_requests)
+        return self._fitting(tokens, min_tokens, NO_IMAGES, self.reservation.reclaimable_room)
 
     def fitting_ever(self, tokens: int, min_tokens: int, images: ImageBytes) -> int:
         """Return `tokens`, or how many fewer a request could have if all models were idle; at least `min_tokens`."""
@@ -162,7 +162,7 @@ class KVCacheBudget:
         """
         taken = self._caches_and_images - self._margin
         tokens = min(tokens, MAX_PRESSED_CHUNK.get(self._pressure(), tokens))
-        tokens = self._shortened(start, tokens, self.reservation.room_beside_requests - taken)
+        tokens = self._shortened(start, tokens, self.reservation.reclaimable_room - taken)
         room = self.reservation.room - taken
         if asks and (missing := self._chunk_bytes(tokens, start + tokens) - room) > 0:
             self._ask(missing)

@@ -88,7 +88,7 @@ def test_a_model_that_lacks_memory_asks_the_others_for_what_they_have_cached() -
         each.on_change = lambda name=name: told.append(name)  # type: ignore[misc]  # the default is that of the loop
     one.set_working(400, cached=300)
     two.set_working(50)
-    assert (three.room, three.room_beside_requests) == (200, 500)
+    assert (three.room, three.reclaimable_room) == (200, 500)
     three.ask(250)
     assert told == ["one"], "the second has nothing cached"
     assert (one.needed_by_others, two.needed_by_others) == (250, 0)

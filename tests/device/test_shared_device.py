@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from embedding_models import write_bert
 from engine_models import write_model
+from engine_requests import engine_and_batch
 
 from mlx_backend.device import Device
 from mlx_backend.device.memory import MemoryReservation
@@ -148,8 +149,8 @@ def test_what_is_stored_of_a_reply_is_counted_before_others_are_told_that_its_me
 
 def test_cached_prompts_give_way_while_another_model_is_still_being_read(model: Path) -> None:
     """Not when it has been read: until then both would take more than the limit."""
-    with load_engine(model, device=Device(LIMIT)) as alone:
-        weights = alone._scheduler._batch.runtime.weight_bytes  # type: ignore[attr-defined]  # a Engine, declared as an Engine
+    with engine_and_batch(model) as (_, alone):
+        weights = alone.runtime.weight_bytes
     device = Device(LIMIT)
     with load_engine(model, device=device, cache_bytes=LIMIT) as one:
         prompt = [20 + at % 200 for at in range(900)]

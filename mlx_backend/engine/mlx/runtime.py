@@ -337,7 +337,7 @@ def _check_room(budget: KVCacheBudget, cost: CacheCost, networks: Networks) -> N
 def _prefix_cache_bytes(options: EngineOptions, budget: KVCacheBudget) -> int:
     if options.cache_bytes is not None:
         return options.cache_bytes
-    return int(max(0, budget.reservation.room_beside_requests) * PREFIX_CACHE_SHARE)
+    return int(max(0, budget.reservation.reclaimable_room) * PREFIX_CACHE_SHARE)
 
 
 def _open_disk_cache(options: EngineOptions, folder: Path, vision: Vision | None) -> DiskCheckpoints | None:

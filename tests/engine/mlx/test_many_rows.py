@@ -7,10 +7,10 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 from engine_models import write_adapter, write_model
+from engine_requests import engine_and_batch
 
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.chunk_cost import ChunkCost
 from mlx_backend.engine.threaded import Engine
 from mlx_backend.layers.many_rows import ManyRows, ManyRowsExperts
 
@@ -57,18 +57,13 @@ def replies(engine: Engine) -> list[list[int]]:
     return [[each.token for each in engine.generate(one) if isinstance(each, TokenDelta)] for one in requests]
 
 
-def chunk_cost(engine: Engine) -> ChunkCost:
-    cost: ChunkCost = engine._scheduler._batch.runtime.chunk_cost  # type: ignore[attr-defined]  # a Engine, declared as an Engine
-    return cost
-
-
 @pytest.mark.usefixtures("always_faster")
 def test_replies_are_the_same_with_layers_for_many_rows(
     folder: Path, expected: list[list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    with load_engine(folder) as engine:
-        cost = chunk_cost(engine)
+    with engine_and_batch(folder) as (engine, batch):
+        cost = batch.runtime.chunk_cost
         assert replies(engine) == expected
     assert "Long prompts: " in caplog.text
     assert cost.many_rows is not None
@@ -89,8 +84,8 @@ def test_a_network_that_cannot_wait_for_its_layers_runs_as_it_is(
         return not many_rows.min_rows
 
     monkeypatch.setattr(ManyRows, "applies", applies)
-    with load_engine(folder) as engine:
-        assert chunk_cost(engine).many_rows is None
+    with engine_and_batch(folder) as (engine, batch):
+        assert batch.runtime.chunk_cost.many_rows is None
         assert replies(engine) == expected
     assert "rows not grouped by expert: RuntimeError" in caplog.text
 
@@ -110,11 +105,14 @@ def test_every_network_is_tried_the_draft_model_and_adapters_too(
         return products(layer, *given)
 
     monkeypatch.setattr(ManyRowsExperts, "products", counted)
-    with load_engine(model, draft_model=str(model), adapters={"one": adapter}, warm_up_seconds=0) as engine:
-        runtime = engine._scheduler._batch.runtime  # type: ignore[attr-defined]  # as above
-        for number, network in enumerate(
-            [*runtime.networks.by_adapter.values(), runtime.networks.draft.network]
-        ):
+    with engine_and_batch(model, draft_model=str(model), adapters={"one": adapter}, warm_up_seconds=0) as (
+        _,
+        batch,
+    ):
+        runtime = batch.runtime
+        draft = runtime.networks.draft
+        assert draft is not None
+        for number, network in enumerate([*runtime.networks.by_adapter.values(), draft.network]):
             if any(id(module) in layers_of for module in network.modules()):
                 networks.add(number)
     assert networks == {0, 1, 2}
@@ -132,8 +130,8 @@ def test_chunks_that_do_not_end_a_prompt_leave_out_the_experts_of_the_last_block
         called.append(layer)
         return products(layer, *given)
 
-    with load_engine(model, prefill_chunk=64, cache_bytes=0) as engine:
-        *others, last = engine._scheduler._batch.runtime.networks.by_adapter[""].layers  # type: ignore[attr-defined]  # as above
+    with engine_and_batch(model, prefill_chunk=64, cache_bytes=0) as (engine, batch):
+        *others, last = batch.runtime.networks.by_adapter[""].layers
         monkeypatch.setattr(ManyRowsExperts, "products", noted)
         list(engine.generate(GenerationRequest(prompt=[20] * 4 * 64, max_tokens=1)))
     assert {sum(each is layer for each in called) for layer in _experts(others)} == {4}

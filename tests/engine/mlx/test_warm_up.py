@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from engine_models import write_model
+from engine_requests import engine_and_batch
 
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
@@ -37,8 +38,7 @@ def test_a_warm_up_leaves_nothing_behind_and_changes_no_reply(
     with load_engine(folder, warm_up_seconds=0) as engine:
         assert replies(engine) == expected
     assert "to warm up" not in caplog.text
-    with load_engine(folder, warm_up_seconds=60, context_length=512) as engine:
-        batch: Any = engine._scheduler._batch
+    with engine_and_batch(folder, warm_up_seconds=60, context_length=512) as (engine, batch):
         assert batch.steps > 0
         assert not batch.sequences
         assert len(batch.runtime.prefix_store.prefixes) == 0
@@ -101,8 +101,8 @@ def test_the_working_memory_of_long_chunks_is_foreseen_on_a_gpu(
         eos_token_id=[],
     )
     monkeypatch.setattr("mlx_backend.engine.mlx.runtime.prepares_for_lengths", lambda: True)
-    with load_engine(folder) as engine:
-        runtime = engine._scheduler._batch.runtime  # type: ignore[attr-defined]  # MLX's
+    with engine_and_batch(folder) as (_, batch):
+        runtime = batch.runtime
         cost = runtime.chunk_cost
         assert cost.rate > 0
         for tokens, context in ((64, 2048), (1024, 1024), (1024, 8192)):
