@@ -31,7 +31,7 @@ import mlx.core as mx
 from mlx_backend.device.mlx import prepares_for_lengths
 from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches, CacheError
-from mlx_backend.engine.mlx.drafting import DraftedRows
+from mlx_backend.engine.mlx.drafting import DraftedRow
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, run_rows, shift_of
 from mlx_backend.engine.mlx.sampling import sample
 from mlx_backend.engine.mlx.sequences import AdmittedSequences, cache_lengths, emit_pending, start_computing
@@ -424,13 +424,28 @@ class Decoder:
             self._caches.separate()
         except CacheError as error:
             raise ForwardError from error.__cause__
-        rows = DraftedRows(self.sequences, tokens, drafts, ended)
+        rows = [
+            DraftedRow(sequence, token, own, ends=sequence.key in ended)
+            for sequence, token, own in zip(self.sequences, tokens, drafts, strict=True)
+        ]
+        segments = [row.segment(self._caches, at) for at, row in enumerate(rows)]
         singly = self._can_pack and prepares_for_lengths()
-        every = run_packed(self._network, rows.segments(self._caches), single_queries=singly)
+        logits = run_packed(self._network, segments, single_queries=singly)
         self._caches.on_step()
-        sampled = self._sample(rows.logits(every), rows.owners, rows.next_positions())
+        if any(row.replayed for row in rows):  # nothing is sampled after those
+            is_fed = [fed for row in rows for fed in [False] * len(row.replayed) + [True] * len(row.fed)]
+            logits = logits[mx.array([at for at, fed in enumerate(is_fed) if fed])]
+        owners = [row.sequence for row in rows for _ in row.fed]
+        sampled = self._sample(logits, owners, [each for row in rows for each in row.next_positions()])
         start_computing(self.sequences, sampled)
-        generated, last = rows.accept(as_ints(sampled))
+        found, start = as_ints(sampled), 0
+        generated: list[GeneratedToken] = []
+        last: list[int] = []  # each sequence's last one of the sampled tokens
+        for row in rows:
+            accepted = row.accept(found[start : start + len(row.fed)], start)
+            generated += accepted
+            last.append(start + len(accepted))
+            start += len(row.fed)
         self._next = sampled[mx.array(last)]
         return generated
 

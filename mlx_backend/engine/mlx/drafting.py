@@ -15,7 +15,7 @@ from mlx_backend.engine.mlx.rewinding import RewindPoint
 from mlx_backend.engine.mlx.speculative import DraftTask, num_to_prefill, propose
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from mlx_backend.engine.mlx.batch_caches import BatchCaches
     from mlx_backend.engine.mlx.draft_pacer import DraftPacer
@@ -161,96 +161,54 @@ def _context(sequences: Sequence[DecodingSequence]) -> int:
     return sum(len(sequence.tokens) for sequence in sequences)
 
 
-class DraftedRows:
-    """A step in which sequences are fed the token sampled last and the drafts after it; each may have none.
+class DraftedRow:
+    """A sequence in a step in which it is fed the token sampled last and the drafts after it; there may be none.
 
-    `ended` are the keys of the sequences whose replies end with the token sampled last.
+    `ends` says that its reply ends with the token sampled last. The methods are called in their order, once each.
     """
 
-    def __init__(
-        self,
-        sequences: Sequence[DecodingSequence],
-        tokens: Sequence[int],
-        drafts: Sequence[Sequence[int]],
-        ended: Collection[int],
-    ) -> None:
-        self._sequences = sequences
-        self._fed = [[token, *own] for token, own in zip(tokens, drafts, strict=True)]
-        self._replayed = [sequence.to_replay for sequence in sequences]  # run first, not sampled after
-        self._points: list[RewindPoint] = []
-        self._arrays = [mx.array(row) for row in self._fed]
-        self._ended = ended
-        self._positions: list[list[SamplePosition]] = []
+    def __init__(self, sequence: DecodingSequence, token: int, drafts: Sequence[int], *, ends: bool) -> None:
+        self.sequence = sequence
+        self.fed = [token, *drafts]
+        self.replayed = sequence.to_replay  # run first, and not sampled after
+        self._array = mx.array(self.fed)
+        self._ends = ends
 
-    @property
-    def owners(self) -> list[DecodingSequence]:
-        """The sequence that each of all tokens belongs to."""
-        return [sequence for sequence, row in zip(self._sequences, self._fed, strict=True) for _ in row]
-
-    def segments(self, caches: BatchCaches) -> list[Segment]:
+    def segment(self, caches: BatchCaches, row: int) -> Segment:
         """Return what is to be run, on caches that are not merged."""
-        segments = []
-        for row, (sequence, tokens) in enumerate(zip(self._sequences, self._arrays, strict=True)):
-            segment = caches.rewindable_segment(row, tokens, sequence.images.shift)
-            self._points.append(RewindPoint(segment.layers))
-            segments.append(segment.after(self._replayed[row]) if self._replayed[row] else segment)
-        return segments
-
-    def logits(self, every: mx.array) -> mx.array:
-        """Return those logits to sample from ([tokens, vocabulary]), of the logits of every token that was run."""
-        if not any(self._replayed):
-            return every
-        sampled, start = list[int](), 0
-        for replayed, fed in zip(self._replayed, self._fed, strict=True):
-            start += len(replayed)
-            sampled += range(start, start + len(fed))
-            start += len(fed)
-        return every[mx.array(sampled)]
+        segment = caches.rewindable_segment(row, self._array, self.sequence.images.shift)
+        self._point = RewindPoint(segment.layers)
+        return segment.after(self.replayed) if self.replayed else segment
 
     def next_positions(self) -> list[SamplePosition]:
-        """Return the position to sample at after each of all tokens."""
-        for sequence, row in zip(self._sequences, self._fed, strict=True):
-            if len(row) == 1:  # its constraint may have promised nothing, and has to see the token first
-                sequence.advance_constraint(row[0])
-        self._positions = [
-            [sequence.position_after(tokens, index) for index in range(tokens.size)]
-            for sequence, tokens in zip(self._sequences, self._arrays, strict=True)
-        ]
-        return [position for own in self._positions for position in own]
+        """Return the position to sample at after each of the tokens that are fed."""
+        if len(self.fed) == 1:  # its constraint may have promised nothing, and has to see the token first
+            self.sequence.advance_constraint(self.fed[0])
+        self._positions = [self.sequence.position_after(self._array, index) for index in range(len(self.fed))]
+        return self._positions
 
-    def accept(self, sampled: Sequence[int]) -> tuple[list[GeneratedToken], list[int]]:
+    def accept(self, sampled: Sequence[int], start: int) -> list[GeneratedToken]:
         """Emit the drafts that were sampled too, and take back the others.
 
-        `sampled` is what the model samples after each of all tokens. Returns what was emitted, and which of these are
-        the tokens sampled last for each sequence.
+        `sampled` is what the model samples after each of the tokens that were fed, from row `start` of the step on.
         """
-        generated: list[GeneratedToken] = []
-        last: list[int] = []
-        start = 0
-        for row, (sequence, fed) in enumerate(zip(self._sequences, self._fed, strict=True)):
-            emitted = self._accept_row(row, sampled[start : start + len(fed)], start)
-            rejected, num_run = len(fed) - 1 - len(emitted), len(self._replayed[row]) + len(fed)
-            sequence.num_to_replay = self._points[row].rewind(rejected, num_run)
-            generated += emitted
-            last.append(start + len(emitted))
-            if len(fed) > 1:
-                sequence.drafts.record(len(fed) - 1, len(emitted))
-                for token in fed[: 1 + len(emitted)]:
-                    sequence.advance_constraint(token)
-            start += len(fed)
-        return generated, last
-
-    def _accept_row(self, row: int, sampled: Sequence[int], start: int) -> list[GeneratedToken]:
-        sequence, fed, positions = self._sequences[row], self._fed[row], self._positions[row]
+        sequence, fed = self.sequence, self.fed
         step = sequence.logprobs[0] if sequence.logprobs is not None else None
         emitted: list[GeneratedToken] = []
-        is_ended = sequence.key in self._ended
+        has_ended = self._ends
         for index, draft in enumerate(fed[1:]):
-            if is_ended or sampled[index] != draft:
+            if has_ended or sampled[index] != draft:
                 break
             emitted.append(sequence.emit(draft, (step, start + index) if step is not None else None))
-            is_ended = emitted[-1].finish_reason is not None
-        sequence.num_sampled = positions[0].index + 1 + len(emitted)
-        sequence.penalties = positions[len(emitted)].penalties
-        sequence.logprobs = (step, start + len(emitted)) if step is not None else None
+            has_ended = emitted[-1].finish_reason is not None
+        count = len(emitted)
+        sequence.num_sampled = self._positions[0].index + 1 + count
+        sequence.penalties = self._positions[count].penalties
+        sequence.logprobs = (step, start + count) if step is not None else None
+        rejected = len(fed) - 1 - count
+        sequence.num_to_replay = self._point.rewind(rejected, len(self.replayed) + len(fed))
+        if len(fed) > 1:
+            sequence.drafts.record(len(fed) - 1, count)
+            for token in fed[: 1 + count]:
+                sequence.advance_constraint(token)
         return emitted
