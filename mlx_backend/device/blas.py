@@ -4,7 +4,7 @@ MLX's wheel for such machines, mlx-cpu, links the reference BLAS, whose matrix p
 Of libraries that are loaded globally the linker takes the first one that has a name, so one that is loaded before MLX
 takes its place. Candidates, best first:
 
-    the library that somebody named
+    the library that was named
     NumPy's OpenBLAS     is there wherever this project is, and as new as NumPy is. It has names of its own and 64-bit
                          integers, so a few lines of C are compiled that forward the usual names to it; nothing else
                          of it gets a name that MLX looks for
@@ -18,7 +18,7 @@ microseconds takes until the scheduler's next turn, 4 to 28 ms. So only half of 
 environment says how many: on 16 cores eight threads took a seventh of one's time, with four cores busy otherwise too,
 where sixteen took up to a hundred times as long as eight.
 
-Nothing is done on macOS, with MLX for NVIDIA, or with an MLX that somebody built, who chose its BLAS. Standard library
+Nothing is done on macOS, with MLX for NVIDIA, or with an MLX that was built here, with a BLAS of choice. Standard library
 only, and nothing of this package: benchmarks load this file by its path.
 """
 

@@ -64,7 +64,7 @@ def trim_buffers() -> None:
 def working_set_limit() -> int | None:
     """Return how many bytes macOS recommends for the GPU, which is also all it wires; None on other systems.
 
-    That is `iogpu.wired_limit_mb` where somebody has set it.
+    That is `iogpu.wired_limit_mb` where that is set.
     """
     limit = mx.device_info().get("max_recommended_working_set_size") if mx.metal.is_available() else None
     return int(limit) if limit else None

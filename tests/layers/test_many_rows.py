@@ -114,7 +114,7 @@ def test_in_every_format_many_rows_have_the_outputs_that_they_have_quantised(
 @pytest.mark.usefixtures("always_faster")
 @pytest.mark.parametrize("quantised", [True, False])
 def test_the_layer_that_computes_logits_is_left_alone(*, quantised: bool) -> None:
-    """Or all logits of a chunk, which nobody looks at, would be computed to have its weights freed."""
+    """Or all logits of a chunk, which are not read, would be computed to have its weights freed."""
     words, positions = nn.Embedding(500, WIDTH), nn.Embedding(OUTPUTS, WIDTH)
     inner, head = (nn.Linear(WIDTH, size).to_quantized(**FOUR_BITS) for size in (OUTPUTS, 500))
     embeddings = [each.to_quantized(**FOUR_BITS) if quantised else each for each in (words, positions)]
@@ -217,7 +217,7 @@ def test_on_a_gpu_decode_steps_are_left_alone(monkeypatch: pytest.MonkeyPatch) -
 
 
 def peak_memory(network: Any, *given: mx.array | bool) -> int:
-    """Return the bytes that a run needs at most beside its inputs and what is quantised."""
+    """Return the bytes that a run needs at most in addition to its inputs and what is quantised."""
     mx.eval(network.parameters(), [each for each in given if isinstance(each, mx.array)])
     assert prepare(network) is not None
     before = mx.get_active_memory()

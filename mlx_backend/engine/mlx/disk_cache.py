@@ -11,7 +11,7 @@ two patterns are ever counted or removed.
 
 Threads: the engine's thread calls everything here. It hands what is to be written, as plain memory, to a writer thread,
 which never touches MLX: a thread that has run MLX aborts the process if it is alive when the interpreter exits, while
-the writer can be left behind.
+the writer can be left running.
 
 Which prefixes are worth storing is the caller's decision.
 """

@@ -219,7 +219,7 @@ def decode_byte_level(name: str) -> bytes:
     """Return the bytes that the name of a byte-level BPE token stands for."""
     try:
         return bytes(_ALPHABET[letter] for letter in name)
-    except KeyError:  # a token that somebody added to the vocabulary as plain text
+    except KeyError:  # a token that was added to the vocabulary as plain text
         return name.encode()
 
 

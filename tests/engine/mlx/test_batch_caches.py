@@ -149,7 +149,7 @@ def test_caches_that_cannot_be_merged_leave_the_others_as_they_were(network: Any
 def test_caches_that_cannot_be_taken_apart_stay_as_they_were(
     network: Any, refuses: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The layer behind the first raises, after it has done what it was asked to."""
+    """The layer after the first raises, after it has done what it was asked to."""
     alone = Alone(network)
     caches, rows = BatchCaches(max_merged_length=LONG), [0, 1, 2, 4]
     lengths = [LENGTHS[row] for row in rows]

@@ -274,8 +274,8 @@ def test_a_model_that_cannot_be_batched_answers_several_at_once_as_it_does_each_
         assert "off by" in engine.status().unbatched
         alone = [[item for item in engine.generate(each) if isinstance(item, TokenDelta)] for each in asked]
         generations = [engine.generate(each) for each in asked]
-        beside = [[item for item in each if isinstance(item, TokenDelta)] for each in generations]
-        assert beside == alone
+        together = [[item for item in each if isinstance(item, TokenDelta)] for each in generations]
+        assert together == alone
     said = [each for each in caplog.messages if "one after the other" in each]
     assert len(said) == 1
     assert "the logits of one are off by" in said[0]

@@ -119,7 +119,7 @@ class Case:
 
 @pytest.fixture(scope="module", params=["windowed", "rows", "drafts", "lfm2", "falcon_h1"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    """Sliding windows, packed and not; drafts; states beside attention; both in one layer's list of caches."""
+    """Sliding windows, packed and not; drafts; states next to attention; both in one layer's list of caches."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("mlx_backend.engine.mlx.decode.MAX_MERGED_LENGTH", LONG)
         model, options = _model(tmp_path_factory.mktemp("model"), request.param)

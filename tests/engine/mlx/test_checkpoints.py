@@ -122,7 +122,7 @@ def test_a_warm_up_that_another_prompt_has_begun_with_is_stored_all_the_same(
 def test_they_are_stored_without_a_copy_and_take_no_more_memory_once_the_reply_is_over(
     windowed: Path, cancelled: bool, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Short prompts: behind long chunks windows are copied, of which they hold far more than a prefix needs."""
+    """Short prompts: after long chunks windows are copied, of which they hold far more than a prefix needs."""
     copies = 0
 
     def counted(*arguments: Any) -> None:

@@ -25,7 +25,7 @@ def test_chunks_are_as_long_as_fits_into_the_longest_stall_beside_what_dequantis
     pacer = PrefillPacer(None, cost.rate, cost.work)
     assert pacer.chunk_size(0, others_wait=True) == 2048
     for _ in range(3):
-        pacer.record(2048, 0.4)  # behind many tokens
+        pacer.record(2048, 0.4)  # after many tokens
     assert pacer.chunk_size(0, others_wait=True) == 1024
     assert PrefillPacer(None, cost.rate).chunk_size(0, others_wait=True) == 256
 
@@ -84,7 +84,7 @@ def test_no_chunk_is_thought_to_need_less_than_it_was_seen_to_need() -> None:
 
 
 def test_what_a_gpu_holds_by_chance_counts_for_little_in_long_chunks() -> None:
-    """17 MB more in a chunk of 64 tokens behind 64, than in those, once counted as 4 KB for each pair of tokens."""
+    """17 MB more in a chunk of 64 tokens after 64, than in those, once counted as 4 KB for each pair of tokens."""
     memory = WorkingMemory(per_token=2_600_000)
     near = [memory(512, 512), memory(1024, 1024)]
     found = WorkingMemory.from_four(512, 16_384, near, [near[0] + 17e6, near[1] + 34e6])

@@ -29,7 +29,7 @@ from mlx_backend.models.engine_options import EngineOptions
 REPLY = 24  # tokens
 WITH_STATES = (
     *("qwen3_5", "qwen3_next", "lfm2", "nemotron_h", "mamba2", "kimi_linear", "granitemoehybrid"),
-    *("falcon_h1", "recurrent_gemma"),  # states and keys in one layer; windows beside states
+    *("falcon_h1", "recurrent_gemma"),  # states and keys in one layer; windows next to states
 )
 
 
@@ -111,7 +111,7 @@ def test_what_was_right_before_a_wrong_draft_runs_again_with_the_next_token_and_
     assert 0 < accepted < proposed
     _prompt, *verified = recording.runs
     assert len(verified) <= steps, "no run is there for these tokens alone"
-    assert max(verified) > 1 + count, "they run beside other drafts"
+    assert max(verified) > 1 + count, "they run with other drafts"
     assert max(verified) <= MAX_REPLAY + 2 + 2 * count, "but not for ever"
 
 

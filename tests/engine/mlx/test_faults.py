@@ -168,7 +168,7 @@ def test_caches_that_do_not_fit_each_other_fail_nobody(
 
 
 def _refuse_in_the_second_layer(monkeypatch: pytest.MonkeyPatch, refuses: str) -> None:
-    """Let `MergedKVCache`, of the layer behind the first, raise after it has done what it was asked to."""
+    """Let `MergedKVCache`, of the layer after the first, raise after it has done what it was asked to."""
     original = getattr(MergedKVCache, refuses)
 
     def refused(*arguments: Any) -> Any:
@@ -209,9 +209,9 @@ def test_caches_that_cannot_be_taken_apart_fail_nobody_when_one_leaves(
             running[0].close()
         else:
             begun[0] += tokens(running[0])
-        beside = engine.generate(late)
+        arriving = engine.generate(late)
         found = [begins + tokens(each) for begins, each in zip(begun[1:], running[1:], strict=True)]
-        assert [*found, tokens(beside)] == expected[1:]
+        assert [*found, tokens(arriving)] == expected[1:]
         assert leaves == "cancelled" or begun[0] == expected[0]
         assert engine.is_healthy()
     assert "were lost in decoding" in caplog.text
@@ -234,7 +234,7 @@ def test_caches_that_become_too_long_to_stay_merged_fail_nobody_where_they_canno
     plan_step = PrefillQueue.plan_step
 
     def plan(queue: PrefillQueue, *, is_decoding: bool) -> PrefillStep:
-        """A prompt has small chunks beside replies, and only beside those."""
+        """A prompt has small chunks next to replies, and only next to those."""
         decoders = [each for own in batch._decoders.values() for each in own]
         assert is_decoding == any(decoder.all_sequences for decoder in decoders)
         return plan_step(queue, is_decoding=is_decoding)
@@ -253,7 +253,7 @@ def test_caches_that_become_too_long_to_stay_merged_fail_nobody_where_they_canno
 
 
 class NoMixture(WrappedNetwork):
-    """Runs no batch of rows beside a reply on its own caches, after changing all caches."""
+    """Runs no batch of rows with a reply on its own caches, after changing all caches."""
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         logits: mx.array = self._network(inputs, cache=cache)

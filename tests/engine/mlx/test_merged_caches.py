@@ -19,7 +19,7 @@ def steps(rows: int, length: int, chooser: random.Random) -> mx.array:
 
 
 def filled(kind: str, length: int, chooser: random.Random) -> Any:
-    """Return a cache that holds so many tokens, prefilled in a chunk or two, perhaps with some decoded behind them."""
+    """Return a cache that holds so many tokens, prefilled in a chunk or two, perhaps with some decoded after them."""
     layer = KVCache() if kind == "full" else RotatingKVCache(WINDOW)
     decoded = min(chooser.choice((0, 0, 3)), length)
     first = chooser.randrange(length - decoded + 1)

@@ -85,14 +85,14 @@ def test_what_prefixes_hold_of_a_chunk_that_they_share_is_counted_and_given_back
     mx.clear_cache()  # or larger freed buffers may be reused
     before = mx.get_active_memory()
     cache, marks = PrefixCache(1 << 30), (5, 7)
-    behind = [KVCache(), RotatingKVCache(max_size=8)]
-    for layer in behind:
+    stepped = [KVCache(), RotatingKVCache(max_size=8)]
+    for layer in stepped:
         layer.update_and_fetch(*(mx.random.normal((1, 2, chunk, 1 << 10)) for _ in "kv"))
-    mx.eval([layer.state for layer in behind])
+    mx.eval([layer.state for layer in stepped])
     for length in marks:
         others = chunk - length
-        cache.insert(range(length), rewind_copies(behind, others), share=True, others=others)
-    del behind, layer
+        cache.insert(range(length), rewind_copies(stepped, others), share=True, others=others)
+    del stepped, layer
     mx.synchronize()
     assert cache.nbytes >= mx.get_active_memory() - before
     for length in marks:

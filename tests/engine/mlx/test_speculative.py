@@ -101,7 +101,7 @@ def test_drafts_stop_where_the_reply_ends() -> None:
                 assert isinstance(got[-1], Finished)
                 assert isinstance(expected[-1], Finished)
                 assert got[-1].reason == expected[-1].reason
-            again = list(fast.generate(request))  # from the cache that the drafts left behind
+            again = list(fast.generate(request))  # from the cache that the drafts left
             assert [i.token for i in again if isinstance(i, TokenDelta)] == [
                 i.token for i in expected if isinstance(i, TokenDelta)
             ]

@@ -115,7 +115,7 @@ def test_the_working_memory_of_long_chunks_is_foreseen_on_a_gpu(
 
 
 def run(network: Any, tokens: int, layers: LayerCaches) -> int:
-    """Return how many bytes a chunk takes beside what was there before."""
+    """Return how many bytes a chunk takes in addition to what was there before."""
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     network(mx.arange(tokens)[None] % 200, cache=layers)

@@ -94,19 +94,19 @@ def test_a_first_reply_that_the_model_would_end_goes_on_until_the_long_prompt_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_model(tmp_path, eos_token_id=list(range(512)))  # every token ends a reply
-    beside: list[set[int]] = []
+    together: list[set[int]] = []
     with loaded_batch(folder) as batch:
         step = batch.step
 
         def noted() -> Any:
-            beside.append(set(batch.sequences))
+            together.append(set(batch.sequences))
             return step()
 
         monkeypatch.setattr(batch, "step", noted)
         answer_warm_up_requests(batch, context_length=1024, seconds=60)
-    assert {FIRST} in beside
-    assert {FIRST, SECOND} in beside
-    assert {FIRST, LONG} in beside
+    assert {FIRST} in together
+    assert {FIRST, SECOND} in together
+    assert {FIRST, LONG} in together
 
 
 def test_the_requests_of_a_warm_up_take_nothing_that_other_models_have_cached(windowed: Path) -> None:

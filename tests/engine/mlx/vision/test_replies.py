@@ -142,10 +142,10 @@ def test_an_image_that_cannot_be_computed_fails_its_own_request_alone(
         return compute(self, image)
 
     monkeypatch.setattr(Vision, "_compute", failing)
-    beside = [seeing.engine.generate(each) for each in others]
+    others_replies = [seeing.engine.generate(each) for each in others]
     with pytest.raises(EngineError, match="could not be prefilled: out of memory"):
         seeing.reply(broken)
-    found = [[item.token for item in each if isinstance(item, TokenDelta)] for each in beside]
+    found = [[item.token for item in each if isinstance(item, TokenDelta)] for each in others_replies]
     assert found == expected
 
 

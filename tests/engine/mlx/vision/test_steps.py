@@ -1,4 +1,4 @@
-"""Images beside other work: one in a step, cancelled between two, preempted, in crowds of long and short replies."""
+"""Images and other work: one in a step, cancelled between two, preempted, in crowds of long and short replies."""
 
 from __future__ import annotations
 
