@@ -18,8 +18,8 @@ microseconds takes until the scheduler's next turn, 4 to 28 ms. So only half of 
 environment says how many: on 16 cores eight threads took a seventh of one's time, with four cores busy otherwise too,
 where sixteen took up to a hundred times as long as eight.
 
-Nothing is done on macOS, with MLX for NVIDIA, or with an MLX that was built here, with a BLAS of choice. Standard library
-only, and nothing of this package: benchmarks load this file by its path.
+Nothing is done on macOS, with MLX for NVIDIA, or with an MLX that was built here, for a BLAS of choice. Standard
+library only, and nothing of this package: benchmarks load this file by its path.
 """
 
 import ctypes
