@@ -91,7 +91,7 @@ class MLXBatch:
         self.steps = 0
         self.sequences: dict[int, DecodingSequence] = {}
         self._preempted: deque[DecodingSequence] = deque()
-        self._decoders: dict[str, list[Decoder]] = {}  # by adapter
+        self._decoders: list[Decoder] = []
 
     @property
     def runtime(self) -> Runtime:
@@ -255,10 +255,10 @@ class MLXBatch:
         """Take a sequence out of the prefill queue, or out of its decoder."""
         if self.prefill_queue.remove(sequence):
             return
-        for decoder in self._decoders.get(sequence.adapter, ()):
+        for decoder in self._decoders:
             if sequence in decoder.all_sequences:
                 self._leave(decoder, [sequence])
-        self._drop_empty_decoders(sequence.adapter)
+        self._drop_empty_decoders()
 
     def _adapter_of(self, request: GenerationRequest) -> str:
         return request.adapter or self._options.adapter or ""
@@ -277,7 +277,8 @@ class MLXBatch:
                 mx.clear_cache()
             self._resume_preempted()
             due = (yield from self._prefill()) if self.prefill_queue.jobs else []
-            for adapter in dict.fromkeys([*self._decoders, *(job.sequence.adapter for job in due)]):
+            decoding = [decoder.adapter for decoder in self._decoders]
+            for adapter in dict.fromkeys([*decoding, *(job.sequence.adapter for job in due)]):
                 own = [
                     job for job in due if job.sequence.adapter == adapter and job in self.prefill_queue.jobs
                 ]
@@ -313,8 +314,8 @@ class MLXBatch:
                 self.prefill_queue.on_packed_failure(error)
             else:
                 stepped = decoder
-                yield from self._admit(adapter, decoder, due)
-                yield from self._deliver(adapter, decoder, generated)
+                yield from self._admit(decoder, due)
+                yield from self._deliver(decoder, generated)
         for job in due if stepped is None else ():
             self._merge_admitted(adapter)
             decoder = self._decoder_for(job.sequence)
@@ -323,15 +324,15 @@ class MLXBatch:
             except ForwardError as error:
                 yield self.prefill_queue.fail(job, error)
             else:
-                yield from self._admit(adapter, decoder, [job])
+                yield from self._admit(decoder, [job])
         if stepped is None:
             self._merge_admitted(adapter)
-        for decoder in list(self._decoders.get(adapter, ())):
+        for decoder in self._decoders_of(adapter):
             # The one before may have had to preempt its only reply.
             if decoder is not stepped and decoder.all_sequences:
-                yield from self._step(adapter, decoder)
+                yield from self._step(decoder)
 
-    def _step(self, adapter: str, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
+    def _step(self, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
         try:
             generated = decoder.step()
         except BatchError as error:
@@ -343,68 +344,68 @@ class MLXBatch:
             except LostCachesError as lost:
                 alone = []
                 self._prefill_again(lost)
-            self._decoders[adapter] += alone
+            self._decoders += alone
             for each in alone:
                 if each.all_sequences:  # the one before may have had to preempt it
-                    yield from self._step(adapter, each)
-            self._drop_empty_decoders(adapter)
+                    yield from self._step(each)
+            self._drop_empty_decoders()
         except LostCachesError as lost:
             if lost.sequences[0].is_alone:
                 yield self._fail(lost.sequences[0], lost.__cause__)
             else:
                 self._prefill_again(lost)
-            self._drop_empty_decoders(adapter)
+            self._drop_empty_decoders()
         else:
-            yield from self._deliver(adapter, decoder, generated)
+            yield from self._deliver(decoder, generated)
 
     def _merge_admitted(self, adapter: str) -> None:
         """Merge the caches of sequences admitted last with those of the replies they join."""
-        for decoder in list(self._decoders.get(adapter, ())):
-            self._decoders[adapter] += decoder.merge_admitted()
-        self._drop_empty_decoders(adapter)
+        for decoder in self._decoders_of(adapter):
+            self._decoders += decoder.merge_admitted()
+        self._drop_empty_decoders()
 
     def _decoder_for(self, sequence: DecodingSequence) -> Decoder:
         """Return the sequence's decoder: the one that runs its network, if it can be batched, or a new one."""
         decoders = [
             decoder
-            for decoder in self._decoders.get(sequence.adapter, ())
+            for decoder in self._decoders_of(sequence.adapter)
             if not any(each.is_alone for each in decoder.all_sequences)
         ]
         if decoders and self.runtime.abilities.can_batch and not sequence.is_alone:
             return decoders[-1]
         return Decoder(
             self.runtime.networks.by_adapter[sequence.adapter],
+            adapter=sequence.adapter,
             can_pack=self.runtime.abilities.can_pack,
             drafting=Drafting(self.draft_pacer) if sequence.drafter is not None else None,
             agree=self._ranks.broadcast if self._ranks is not None else None,
         )
 
-    def _admit(
-        self, adapter: str, decoder: Decoder, jobs: Sequence[PrefillJob]
-    ) -> Iterator[tuple[int, Outcome]]:
+    def _decoders_of(self, adapter: str) -> list[Decoder]:
+        return [decoder for decoder in self._decoders if decoder.adapter == adapter]
+
+    def _admit(self, decoder: Decoder, jobs: Sequence[PrefillJob]) -> Iterator[tuple[int, Outcome]]:
         for job in jobs:
             yield from self.prefill_queue.complete(job)
-        if decoder not in self._decoders.setdefault(adapter, []):
-            self._decoders[adapter].append(decoder)
+        if decoder not in self._decoders:
+            self._decoders.append(decoder)
 
     def _emit_first_tokens(self) -> Iterator[tuple[int, Outcome]]:
         """Emit the first tokens of the sequences admitted last, which are still being computed."""
-        for adapter, decoders in list(self._decoders.items()):
-            for decoder in list(decoders):
-                yield from self._deliver(adapter, decoder, decoder.emit_first_tokens())
+        for decoder in list(self._decoders):
+            yield from self._deliver(decoder, decoder.emit_first_tokens())
 
     def _emit_sampled(self) -> Iterator[tuple[int, Outcome]]:
         """Emit the tokens sampled last before they are fed, so that none waits for another step.
 
         Where all replies are long already, their next step is started first: it runs while tokens are handled here.
         """
-        for adapter, decoders in list(self._decoders.items()):
-            for decoder in list(decoders):
-                if any(sequence.num_emitted < SHORT_REPLY_TOKENS for sequence in decoder.sequences):
-                    yield from self._deliver(adapter, decoder, decoder.emit_sampled())
+        for decoder in list(self._decoders):
+            if any(sequence.num_emitted < SHORT_REPLY_TOKENS for sequence in decoder.sequences):
+                yield from self._deliver(decoder, decoder.emit_sampled())
 
     def _deliver(
-        self, adapter: str, decoder: Decoder, generated: Sequence[GeneratedToken]
+        self, decoder: Decoder, generated: Sequence[GeneratedToken]
     ) -> Iterator[tuple[int, Outcome]]:
         """Yield generated tokens as outcomes, and remove the sequences that have ended or failed."""
         ended: list[DecodingSequence] = []
@@ -431,7 +432,7 @@ class MLXBatch:
                 if sequence.key in caches:
                     self.runtime.prefix_store.store(sequence, sequence.cache_length, caches.pop(sequence.key))
                 self._forget(sequence)
-            self._drop_empty_decoders(adapter)
+            self._drop_empty_decoders()
         yield from self._extend_reservations(decoder)
 
     def _leave(
@@ -466,10 +467,8 @@ class MLXBatch:
         self._forget(sequence)
         return sequence.key, EngineError(f"The reply could not be continued: {cause}")
 
-    def _drop_empty_decoders(self, adapter: str) -> None:
-        running = [decoder for decoder in self._decoders.pop(adapter, ()) if decoder.all_sequences]
-        if running:
-            self._decoders[adapter] = running
+    def _drop_empty_decoders(self) -> None:
+        self._decoders = [decoder for decoder in self._decoders if decoder.all_sequences]
 
     # -- memory ----------------------------------------------------------------------------------------------
 
@@ -494,7 +493,7 @@ class MLXBatch:
                     self.runtime.cache_budget.used > self.runtime.cache_budget.reservation.max_room
                 ):  # alone: it cannot get any longer
                     self._leave(decoder, [sequence])
-                    self._drop_empty_decoders(sequence.adapter)
+                    self._drop_empty_decoders()
                     self._forget(sequence)
                     yield sequence.key, Ended("length")
                 break

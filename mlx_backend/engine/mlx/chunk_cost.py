@@ -51,22 +51,25 @@ class _LayerCost:
     constant: int  # bytes
 
 
+@dataclass(frozen=True, slots=True)
 class CacheCost:
-    """What the caches of one sequence cost, measured on caches that hold `tokens` tokens."""
+    """What the caches of one sequence cost."""
 
-    def __init__(self, layers: Sequence[Any], tokens: int) -> None:
-        self._layers = [each for layer in layers for each in _measure(layer, tokens)]
+    layers: tuple[_LayerCost, ...]
+
+    @classmethod
+    def of(cls, layers: Sequence[Any], tokens: int) -> CacheCost:
+        """Measure it on caches that hold `tokens` tokens."""
+        return cls(tuple(each for layer in layers for each in _measure(layer, tokens)))
 
     @classmethod
     def from_plain(cls, plain: Iterable[Sequence[Any]]) -> CacheCost:
         """Return what another process measured, from its `as_plain`."""
-        cost = cls([], 0)
-        cost._layers = [_LayerCost(*layer) for layer in plain]
-        return cost
+        return cls(tuple(_LayerCost(*layer) for layer in plain))
 
     def as_plain(self) -> list[list[Any]]:
         """Return it as plain lists, to send to another process."""
-        return [[layer.per_token, layer.max_tokens, layer.constant] for layer in self._layers]
+        return [[layer.per_token, layer.max_tokens, layer.constant] for layer in self.layers]
 
     def __call__(self, tokens: int) -> int:
         """Return the bytes for a number of tokens."""
@@ -74,7 +77,7 @@ class CacheCost:
         return sum(
             layer.constant
             + layer.per_token * (rounded if layer.max_tokens is None else min(rounded, layer.max_tokens))
-            for layer in self._layers
+            for layer in self.layers
         )
 
 

@@ -77,7 +77,7 @@ def is_device_failure(error: BaseException) -> bool:
 
 
 class Decoder:
-    """The sequences of one network.
+    """The sequences of one network, that of `adapter`.
 
     `can_pack` says whether the network can be run packed. `agree` replaces the sampled tokens by those that all
     processes that share the model use.
@@ -87,11 +87,13 @@ class Decoder:
         self,
         network: Any,
         *,
+        adapter: str = "",
         can_pack: bool = False,
         drafting: Drafting | None = None,
         agree: Callable[[mx.array], mx.array] | None = None,
     ) -> None:
         self.sequences: list[DecodingSequence] = []  # in the order of the rows of `_caches`
+        self.adapter = adapter
         self._network = network
         self._can_pack = can_pack
         self._drafting = drafting
@@ -324,7 +326,13 @@ class Decoder:
     def _split_off(self, sequence: DecodingSequence, layers: LayerCaches, sampled: mx.array) -> Decoder:
         """Return a decoder of a sequence alone, for which a token is sampled already."""
         drafting = self._drafting.copy() if self._drafting is not None else None
-        decoder = Decoder(self._network, can_pack=self._can_pack, drafting=drafting, agree=self._agree)
+        decoder = Decoder(
+            self._network,
+            adapter=self.adapter,
+            can_pack=self._can_pack,
+            drafting=drafting,
+            agree=self._agree,
+        )
         decoder.sequences, decoder._caches, decoder._next = [sequence], self._make_caches([layers]), sampled
         return decoder
 

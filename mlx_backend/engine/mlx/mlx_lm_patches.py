@@ -34,10 +34,9 @@ so that an upgrade is a decision and not an accident.
    for some models by a Python function of mlx-lm's, which its wrapper has in `_chat_template`, or by the tokenizer's
    own method, which the class of its `_tokenizer` tells.
 
-Two more things rest on mlx-lm's sources and are in `KNOWN_SOURCES` too. This package counts on how the cache classes
-behave: all their state is in instance attributes, `merge`, `extract`, `filter` and `extend` make batches and take them
-apart, and `save_prompt_cache` lays files out in a certain way. And embedding/mlx/causal.py calls the private
-`mlx_lm.utils._get_classes` to load a network without its head.
+One more thing rests on mlx-lm's sources and is in `KNOWN_SOURCES` too: how the cache classes behave. All their state is
+in instance attributes, `merge`, `extract`, `filter` and `extend` make batches and take them apart, and
+`save_prompt_cache` lays files out in a certain way.
 """
 
 from __future__ import annotations
@@ -84,7 +83,6 @@ KNOWN_SOURCES: dict[str, str] = {
     "mlx_lm.models.switch_layers.QuantizedSwitchLinear": "831d2e1eed0af008",
     "mlx_lm.models.switch_layers.SwitchLinear": "7316d3764459dff4",
     "mlx_lm.tokenizer_utils.TokenizerWrapper": "99b30b4093dc627d",
-    "mlx_lm.utils._get_classes": "c5f60582f151ad98",
 }
 
 

@@ -252,7 +252,7 @@ def _first_run(networks: Networks) -> CacheCost:
         layers = [*layers, *drafts, *held_layers(drafts)]
     mx.eval([layer.state for layer in layers])
     mx.clear_cache()
-    return CacheCost(layers, WARM_UP_TOKENS)
+    return CacheCost.of(layers, WARM_UP_TOKENS)
 
 
 def _measure(

@@ -235,8 +235,7 @@ def test_caches_that_become_too_long_to_stay_merged_fail_nobody_where_they_canno
 
     def plan(queue: PrefillQueue, *, is_decoding: bool) -> PrefillStep:
         """A prompt has small chunks next to replies, and only next to those."""
-        decoders = [each for own in batch._decoders.values() for each in own]
-        assert is_decoding == any(decoder.all_sequences for decoder in decoders)
+        assert is_decoding == any(decoder.all_sequences for decoder in batch._decoders)
         return plan_step(queue, is_decoding=is_decoding)
 
     monkeypatch.setattr(PrefillQueue, "plan_step", plan)

@@ -319,5 +319,5 @@ def test_a_state_extracted_from_a_batch_does_not_hold_on_to_it() -> None:
 
 def test_caches_within_caches_cost_what_they_cost_alone() -> None:
     full, window = layers(8)
-    alone, within = CacheCost([full, window], 8), CacheCost([CacheList(full, window)], 8)
+    alone, within = CacheCost.of([full, window], 8), CacheCost.of([CacheList(full, window)], 8)
     assert within(1000) == alone(1000) > within(100)
