@@ -7,6 +7,7 @@ brings for models without one are read from there.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -234,3 +235,50 @@ def test_the_older_response_schema_is_not_read() -> None:
 def test_text_behind_a_calls_marker_that_begins_none_is_let_go_at_once() -> None:
     parser = ChannelParser(response_template_dialect(NAMED_JSON), tools=[WEATHER])
     assert _meaning(parser.feed("<|use|> is a marker."))[1] == "<|use|> is a marker."
+
+
+def test_messages_with_recipients_are_read_as_muse_glimmer_writes_them() -> None:
+    template = {
+        "start_anchor": "<|start|>assistant",
+        "fields": {
+            "thinking": {"open": " to=self<|message|>", "close": "<|eom|>"},
+            "content": {
+                "open_pattern": r"(?:<\|start\|>assistant)? to=user<\|message\|>",
+                "close": "<|eot|>",
+            },
+            "tool_calls": {
+                "open_pattern": r'<atem:invoke name="(?P<name>[^"]+)">',
+                "close": "</atem:invoke>",
+                "repeats": True,
+                "content": "xml-inline",
+                "content_args": {
+                    "tag_pattern": r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>'
+                },
+                "transform": SHAPE,
+            },
+        },
+    }
+    dialect = response_template_dialect(template)
+    assert dialect.opens_in("<|start|>user<|message|>Hi<|eot|><|start|>assistant") is None
+    assert dialect.opens_in("<|start|>assistant to=self<|message|>") is Channel.ANALYSIS
+    tokens = {1: "<|start|>", 2: "<|message|>", 3: "<|eom|>", 4: "<|eot|>"}
+    ids = {text: token for token, text in tokens.items()}
+    said = "<|start|>assistant to=user<|message|>I look."
+    call = (
+        '<atem:function_calls><atem:invoke name="get_weather"><atem:parameter name="city">Paris</atem:parameter>'
+        '<atem:parameter name="days">3</atem:parameter></atem:invoke></atem:function_calls>'
+    )
+    thought = " to=self<|message|>Hm.<|eom|>"
+    for written, calls in (
+        (f"{thought}<|start|>assistant to=tools<|message|>{call}<|eot|>", True),
+        (f"{thought}{said}<|eot|>", False),
+    ):
+        parser = ChannelParser(dialect, tools=[WEATHER], special_tokens=tokens)
+        pieces = [piece for piece in re.split(r"(<\|\w+\|>)", written) if piece]
+        events = [event for piece in pieces for event in parser.feed(piece, ids.get(piece, 9))]
+        reasoning, content, made = _meaning([*events, *parser.close()])
+        assert reasoning == "Hm."
+        if calls:
+            assert made == [("get_weather", {"city": "Paris", "days": 3})]
+        else:
+            assert (content, made) == ("I look.", [])
