@@ -222,7 +222,7 @@ class Notation:
         known = {"type", "properties", "required", "additionalProperties"}
         self._report.unknown(pointer, self.of_type(schema, "object"), known)
         items = []
-        for name, part, must in properties_of(schema, self._report, pointer):
+        for name, part, must in properties_of(schema):
             where = f"{pointer}/properties/{name}"
             written = key(name)
             if written is None:
@@ -247,7 +247,7 @@ class Notation:
         return self._lark.rule(" | ".join(rules))
 
 
-def properties_of(schema: Mapping[str, Any], report: Report, pointer: str) -> list[tuple[str, Any, bool]]:
+def properties_of(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
     """Return the properties of an object: name, schema, whether it is required. Others are not written."""
     named = schema.get("properties")
     named = named if isinstance(named, dict) else {}

@@ -222,7 +222,7 @@ class TaggedBody(CallBody):
         )
         report.unknown("", parameters, {"type", "properties", "required", "additionalProperties"})
         items = []
-        for key, schema, must in properties_of(parameters, report, ""):
+        for key, schema, must in properties_of(parameters):
             where = f"/properties/{key}"
             if self._can_write(key):
                 items.append((lark.rule(f"{literal(key)} {values.value(schema, where)}"), must))
@@ -472,7 +472,7 @@ class _Elements(Notation):
         known = {"type", "properties", "required", "additionalProperties"}
         self._report.unknown(pointer, self.of_type(schema, "object"), known)
         items = []
-        for name, part, must in properties_of(schema, self._report, pointer):
+        for name, part, must in properties_of(schema):
             where = f"{pointer}/properties/{name}"
             if self._name(name) is None:
                 report_unwritable_name(self._report, where, name, is_required=must)

@@ -38,7 +38,6 @@ _ARGUMENTS = ("arguments", "parameters", "args", "input")
 _NAME = re.compile(r'"(?:name|tool_name|function)"\s*:\s*("(?:[^"\\]|\\.)*")')
 _ARGUMENTS_AT = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
 _BETWEEN = re.compile(r"[\s\[\],;]*")
-_LIST = re.compile(r"\s*\[")
 _BEGIN = re.compile(
     r"[\s\[\],;}]*\{\s*"
     r'(?:"type"\s*:\s*"function"\s*,\s*)?(?:"tool_call_id"\s*:\s*"[^"\\]*"\s*,\s*)?'
