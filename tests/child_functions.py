@@ -1,4 +1,4 @@
-"""What tests have done in a process of its own: `child_process.ChildProcesses("tests.child_functions:…")`."""
+"""What tests have done in a process of its own: `child_process.ChildProcesses("child_functions:…")`."""
 
 from __future__ import annotations
 

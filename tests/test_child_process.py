@@ -33,7 +33,7 @@ def processes() -> Iterator[Make]:
     made: list[ChildProcesses] = []
 
     def make(function: str, **settings: Any) -> ChildProcesses:
-        made.append(ChildProcesses(f"tests.child_functions:{function}", **{"at_once": 2, **settings}))
+        made.append(ChildProcesses(f"child_functions:{function}", **{"at_once": 2, **settings}))
         return made[-1]
 
     yield make
@@ -161,8 +161,10 @@ def test_where_no_process_can_be_started_the_server_is_busy(
 
 
 PARENT = """
+import os, sys
+sys.path.insert(0, os.getcwd())
 from mlx_backend.child_process import ChildProcesses
-some = ChildProcesses("tests.child_functions:described", at_once=1, max_idle=1)
+some = ChildProcesses("child_functions:described", at_once=1, max_idle=1)
 print(some.call(b"", seconds=5).data.decode(), flush=True)
 input()
 """
@@ -171,7 +173,11 @@ input()
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, None])
 def test_a_process_ends_with_the_server_however_that_ends(end: signal.Signals | None) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT],
+        cwd=ROOT / "tests",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as parent:
         assert parent.stdout is not None
         child = json.loads(parent.stdout.readline())["pid"]
