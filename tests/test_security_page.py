@@ -90,7 +90,7 @@ def test_every_option_on_the_page_is_one() -> None:
         ("idle connections", [f"{R.idle_seconds:g} s"]),
         ("connections |", [f"{R.max_connections:,}", f"{R.max_connections_of_address:,}"]),
         ("waiting for a model to load", [WORDS[int(S.load_seconds)], f"{MAX_QUEUED} models"]),
-        ("log lines that nobody reads", [f"{MAX_WAITING_LINES:,}"]),
+        ("log lines that no one reads", [f"{MAX_WAITING_LINES:,}"]),
     ],
 )
 def test_every_limit_on_the_page_is_the_one_that_holds(row: str, limits: list[str]) -> None:

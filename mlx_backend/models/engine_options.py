@@ -219,7 +219,7 @@ class EngineOptions:
         Setting(
             of_one_model=True,
             kind=one_of_numbers(2, 3, 4, 5, 6, 8),
-            help="quantise the KV caches to so many bits, where the model allows it; "
+            help="quantise the KV caches to this many bits, where the model allows it; "
             "replies are then decoded one after the other in each step, not batched",
             group="memory and speed",
             default="not quantised",
@@ -239,7 +239,7 @@ class EngineOptions:
         Setting(
             of_one_model=True,
             kind=whole(16),
-            help="limit the KV cache to so many tokens, the first 4 and the last ones, where the model allows it; "
+            help="limit the KV cache to this many tokens, the first 4 and the last ones, where the model allows it; "
             "prompts may not be longer, and replies are then decoded one after the other in each step, not batched",
             group="memory and speed",
             default="all",

@@ -65,7 +65,7 @@ class ApiKey:
 
 
 def check_exposure(settings: Settings) -> None:
-    """Raise ConfigurationError if other machines could use the server without a key and nobody said that they may."""
+    """Raise ConfigurationError if others could use the server without a key, and no option says that they may."""
     has_key = bool(settings.api_key or settings.api_keys or settings.api_key_file)
     if has_key and not settings.auth:
         raise ConfigurationError("--no-auth lets everybody in, but a key is set too: leave out one of them.")
@@ -93,7 +93,7 @@ class ApiKeys:
 
     @property
     def are_required(self) -> bool:
-        """Whether a request needs one. A file that has lost all its keys lets nobody in."""
+        """Whether a request needs one. A file that has lost all its keys lets no one in."""
         settings = self._settings
         return bool(self._keys or settings.api_key_file is not None)
 

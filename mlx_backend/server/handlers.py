@@ -239,7 +239,7 @@ def _on_disconnect(request: Request) -> OnDisconnect:
 def read_body(request: Request, max_bytes: int, max_images_bytes: int) -> bytes:
     """Return the body. Raises ApiError: 413 if it is larger than allowed, 400 if less is there than its length.
 
-    It may have `max_bytes` beside images in data URIs, and these may take `max_images_bytes`.
+    It may have `max_bytes` in addition to images in data URIs, and these may take `max_images_bytes`.
     """
     request.max_content_length = max_bytes + max_images_bytes
     try:

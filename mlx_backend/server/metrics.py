@@ -121,7 +121,7 @@ class TokenClock:
         self._tokens = 0
 
     def advance(self, tokens: int) -> None:
-        """Note that so many tokens have been generated. Those that come together share the time since the last."""
+        """Note that this many tokens have been generated. Those that come together share the time since the last."""
         new = tokens - self._tokens
         if new <= 0:
             return

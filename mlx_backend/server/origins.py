@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from werkzeug import Request
 
 _LOCAL_ENDINGS = (".localhost", ".local", ".internal", ".home.arpa")
-"""Names that nobody can register: RFC 6761, 6762 and 8375, and `.internal` (ICANN, 2024), which Docker uses."""
+"""Names that no one can register: RFC 6761, 6762 and 8375, and `.internal` (ICANN, 2024), which Docker uses."""
 
 
 _EXPOSED_HEADERS = HeaderSet(

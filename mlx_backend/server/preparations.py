@@ -65,7 +65,7 @@ class Preparations:
         preparation = Preparation(self._seconds)
         is_large = body_bytes >= LARGE_BODY
         slots = self._large_slots if is_large else self._small_slots
-        # A small one waits for milliseconds of others' work, also where nobody is to wait for the engine.
+        # A small one waits for milliseconds of others' work, also where no request is to wait for the engine.
         wait_seconds = self._wait_seconds if is_large else max(self._wait_seconds, self._seconds)
         with (
             self._cancellable(preparation, on_disconnect, takes_long=is_large),
