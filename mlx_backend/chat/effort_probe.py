@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.conversation.effort import DIAL, EFFORT_OF, Effort, EffortScale, Level, fold
-from mlx_backend.models.templates import TemplateContents, TemplateFault, TemplateOverrun, TemplateProbe
+from mlx_backend.models.templates import TemplateContents, TemplateFault, TemplateProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -389,16 +389,8 @@ class _EffortProbe:
         joined = nested({name: value for given in arguments for name, value in given.items()})
         key = repr(joined)
         if key not in self._rendered:
-            self._rendered[key] = self._render(joined)
+            self._rendered[key] = self._template.render(self._messages, joined, self._tools)
         return self._rendered[key]
-
-    def _render(self, arguments: Arguments) -> str | None:
-        try:
-            return self._template.render(self._messages, arguments, self._tools)
-        except TemplateOverrun:
-            raise
-        except TemplateFault:
-            return None
 
     def words(self, name: str, *fixed: Arguments) -> WordPrompts:
         """Render with every word for an argument."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mlx_backend.conversation.message_layout import CallIds
 from mlx_backend.conversation.message_parts import TEMPLATE_KEYS
 from mlx_backend.conversation.template import TemplateTraits
-from mlx_backend.models.templates import TemplateFault, TemplateOverrun, TemplateProbe
+from mlx_backend.models.templates import TemplateFault, TemplateProbe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,12 +87,7 @@ class _HistoryProbe:
     ) -> str:
         """Return the prompt, "" where the template refuses; `tools` are a usual one, or those given."""
         definitions = (_TOOLS if tools else None) if isinstance(tools, bool) else tools
-        try:
-            return self._template.render(messages, arguments, definitions)
-        except TemplateOverrun:
-            raise
-        except TemplateFault:
-            return ""
+        return self._template.render(messages, arguments, definitions) or ""
 
     # -- system messages and order -----------------------------------------------------------------
 

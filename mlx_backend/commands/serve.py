@@ -135,13 +135,14 @@ def _serve(chosen: ChosenOptions, progress: LoadProgressDisplay) -> int:
             serving.start()
             url, remark = reachable_url(server.url, settings.host)
             say(f"Listening on {url}{remark}")
-            loading = _Loading(models, signals)
-            loading.start()
+            failures: list[Exception] = []
+            load = partial(_preload, models, signals, failures)
+            threading.Thread(target=load, name="start", daemon=True).start()
             first = signals.wait()
             progress.clear()
             if first == _LOADED:
-                if loading.failure is not None:
-                    return _failed(str(loading.failure))
+                if failures:
+                    return _failed(str(failures[0]))
                 is_mac = this_machine().is_mac
                 say(*start_lines(url, models, settings, demo=chosen.demo_name, is_mac=is_mac))
                 signals.wait()
@@ -208,21 +209,13 @@ def _follower(chosen: ChosenOptions) -> Callable[[], int] | None:
     return lambda: follow_engine(model.source, engine_options)
 
 
-class _Loading(threading.Thread):
-    """Loads the pinned models, and posts an event when they are loaded or one cannot be."""
-
-    def __init__(self, models: MultiModelRegistry, signals: StopSignals) -> None:
-        super().__init__(name="start", daemon=True)
-        self.failure: Exception | None = None
-        self._models = models
-        self._signals = signals
-
-    def run(self) -> None:
-        try:
-            self._models.preload()
-        except Exception as error:
-            self.failure = error
-        self._signals.post(_LOADED)
+def _preload(models: MultiModelRegistry, signals: StopSignals, failures: list[Exception]) -> None:
+    """Load the pinned models, and post an event when they are loaded or one cannot be."""
+    try:
+        models.preload()
+    except Exception as error:
+        failures.append(error)
+    signals.post(_LOADED)
 
 
 def _models(chosen: ChosenOptions, on_status: Callable[[ModelStatus], object]) -> MultiModelRegistry:

@@ -135,8 +135,8 @@ class TemplateProbe:
         messages: Sequence[Mapping[str, Any]],
         arguments: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> str:
-        """Render a conversation, on a day that is always the same. Raises TemplateFault."""
+    ) -> str | None:
+        """Render a conversation, on a day that is always the same; None where the template refuses it."""
         if self._seconds_left <= 0:
             raise TemplateOverrun("it takes too long")
         found = _run(
@@ -151,7 +151,10 @@ class TemplateProbe:
             max_characters=_MAX_PROBE_CHARACTERS,
         )
         self._seconds_left -= found.seconds
-        return _result(found)
+        try:
+            return _result(found)
+        except TemplateFault:
+            return None
 
 
 def _run(source: str, seconds: float, **asked: Any) -> ChildAnswer:
