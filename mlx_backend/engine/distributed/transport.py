@@ -78,12 +78,10 @@ class Leader:
     `addresses` are the names under which other machines may reach this one. Raises EngineError if it cannot listen.
     """
 
-    rank = 0
-
     def __init__(
         self, size: int, addresses: Sequence[str] = (), *, exit_timeout: float = EXIT_TIMEOUT
     ) -> None:
-        self.size = size
+        self._size = size
         self._exit_timeout = exit_timeout
         self._wires: dict[int, Wire] = {}
         self._contributions: SimpleQueue[tuple[int, Any]] = SimpleQueue()
@@ -107,7 +105,7 @@ class Leader:
         """Wait until all have connected. Raises EngineError if one has not within `timeout` seconds."""
         deadline = monotonic() + timeout
         with self._listener:
-            while len(self._wires) < self.size - 1:
+            while len(self._wires) < self._size - 1:
                 try:
                     self._accept_one(max(0.01, deadline - monotonic()))
                 except TimeoutError:
@@ -123,7 +121,7 @@ class Leader:
         if wire is None:
             return
         match wire.receive(MAX_GREETING_BYTES):
-            case int(rank) if 0 < rank < self.size and rank not in self._wires:
+            case int(rank) if 0 < rank < self._size and rank not in self._wires:
                 try:
                     wire.set_timeout(None)
                 except OSError:  # the rank has ended since
@@ -134,7 +132,7 @@ class Leader:
                 wire.close()
 
     def _missing_ranks(self, seconds: float) -> EngineError:
-        missing = ", ".join(str(rank) for rank in range(1, self.size) if rank not in self._wires)
+        missing = ", ".join(str(rank) for rank in range(1, self._size) if rank not in self._wires)
         return EngineError(
             f"Rank {missing} did not connect to rank 0 within {seconds:g} seconds, at {self.endpoint}. A firewall "
             f"may be in between; {LEADER_VARIABLE} names another address, as host or host:port."
@@ -143,12 +141,12 @@ class Leader:
     def all_gather(self, value: Any) -> list[Any]:
         """Wait for every rank's value, and give all of them to every rank. Raises EngineStopped if one is lost."""
         values = {0: value}
-        while len(values) < self.size:
+        while len(values) < self._size:
             rank, contribution = self._contributions.get()
             if contribution is None:
                 raise self.lost_rank() or EngineStopped(f"Rank {rank} was lost.")
             [values[rank]] = contribution
-        gathered = [values[rank] for rank in range(self.size)]
+        gathered = [values[rank] for rank in range(self._size)]
         self.broadcast({"gathered": gathered})
         return gathered
 
@@ -174,7 +172,7 @@ class Leader:
             self._changed.wait_for(lambda: self._lost, timeout)
             if not self._lost:
                 return None
-            if len(self._lost) < self.size - 1:
+            if len(self._lost) < self._size - 1:
                 # A rank that ends without a word may be the cause of what another reports: give it a moment.
                 self._changed.wait_for(lambda: "" in self._lost.values(), 1.0)
             rank = min(self._lost, key=lambda rank: (self._lost[rank] != "", rank))
@@ -243,11 +241,8 @@ class Leader:
 class Follower:
     """Another rank's end. Connects when it is made; raises EngineError if rank 0 cannot be reached."""
 
-    def __init__(
-        self, rank: int, size: int, endpoint: Endpoint, *, exit_timeout: float = EXIT_TIMEOUT
-    ) -> None:
+    def __init__(self, rank: int, endpoint: Endpoint, *, exit_timeout: float = EXIT_TIMEOUT) -> None:
         self.rank = rank
-        self.size = size
         self._exit_timeout = exit_timeout
         self._messages: SimpleQueue[Any] = SimpleQueue()
         self._closed = threading.Event()

@@ -101,7 +101,7 @@ class MLXRanks:
                 self.leader.accept_followers()
             else:
                 endpoint = Endpoint.from_json(self._broadcast_bytes(b""))
-                self.follower = Follower(self.rank, self.size, endpoint)
+                self.follower = Follower(self.rank, endpoint)
         except RuntimeError as error:
             raise EngineStopped(f"The other ranks were lost: {error}.") from error
 

@@ -110,7 +110,7 @@ class PlainRanks:
                 self._endpoint.put(self.leader.endpoint)
             self.leader.accept_followers()
         else:
-            self.follower = Follower(self.rank, self.size, self._endpoint.get(timeout=SOON))
+            self.follower = Follower(self.rank, self._endpoint.get(timeout=SOON))
 
     def close(self) -> None:
         transport = self.leader or self.follower

@@ -25,7 +25,7 @@ def connected(size: int = 2) -> Iterator[tuple[Leader, list[Follower]]]:
     """Rank 0 and the others, connected."""
     leader = Leader(size, ["127.0.0.1"])
     with ThreadPoolExecutor() as threads:
-        connecting = [threads.submit(Follower, rank, size, leader.endpoint) for rank in range(1, size)]
+        connecting = [threads.submit(Follower, rank, leader.endpoint) for rank in range(1, size)]
         leader.accept_followers()
     followers = [each.result() for each in connecting]
     try:
@@ -64,7 +64,7 @@ def test_a_stranger_is_turned_away(greeting: bytes) -> None:
     ):
         stranger.sendall(greeting)
         stranger.shutdown(socket.SHUT_WR)
-        connecting = threads.submit(Follower, 1, 2, leader.endpoint)
+        connecting = threads.submit(Follower, 1, leader.endpoint)
         leader.accept_followers()
         follower = connecting.result(SOON)
         leader.broadcast("welcome")
@@ -81,7 +81,7 @@ def test_a_stranger_who_stays_silent_keeps_no_rank_out(monkeypatch: pytest.Monke
         ThreadPoolExecutor() as threads,
     ):
         stranger.sendall(b"\0\0")  # half a length
-        connecting = threads.submit(Follower, 1, 2, leader.endpoint)
+        connecting = threads.submit(Follower, 1, leader.endpoint)
         leader.accept_followers()
         connecting.result(SOON).close()
         leader.close()
@@ -90,8 +90,8 @@ def test_a_stranger_who_stays_silent_keeps_no_rank_out(monkeypatch: pytest.Monke
 def test_a_process_with_another_key_is_no_rank() -> None:
     leader = Leader(2, ["127.0.0.1"])
     with ThreadPoolExecutor() as threads:
-        impostor = threads.submit(Follower, 1, 2, replace(leader.endpoint, authkey=b"guessed"))
-        refused = threads.submit(lambda: impostor.exception(SOON) and Follower(1, 2, leader.endpoint))
+        impostor = threads.submit(Follower, 1, replace(leader.endpoint, authkey=b"guessed"))
+        refused = threads.submit(lambda: impostor.exception(SOON) and Follower(1, leader.endpoint))
         leader.accept_followers()
         follower = refused.result(SOON)
     assert str(impostor.exception()).startswith("Rank 1 cannot reach rank 0")
@@ -108,8 +108,8 @@ def test_a_process_in_rank_0s_place_that_does_not_know_the_key_is_not_followed()
     with ThreadPoolExecutor() as threads:
         accepting = threads.submit(impostor.accept_followers, timeout=SOON)
         with pytest.raises(EngineError, match="does not know the group's key"):
-            Follower(1, 2, expected)
-        Follower(1, 2, impostor.endpoint).close()
+            Follower(1, expected)
+        Follower(1, impostor.endpoint).close()
         accepting.result(SOON)
     impostor.close()
 
@@ -119,9 +119,9 @@ def test_a_rank_that_there_is_not_is_turned_away(rank: int) -> None:
     leader = Leader(2, ["127.0.0.1"])
     with ThreadPoolExecutor() as threads:
         accepting = threads.submit(leader.accept_followers)
-        nobody = Follower(rank, 2, leader.endpoint)
+        nobody = Follower(rank, leader.endpoint)
         assert nobody.receive() is None
-        somebody = Follower(1, 2, leader.endpoint)
+        somebody = Follower(1, leader.endpoint)
         accepting.result(SOON)
     for end in (nobody, somebody, leader):
         end.close()
@@ -141,8 +141,8 @@ def test_a_rank_that_ends_as_soon_as_it_has_connected_is_waited_for_again(
     monkeypatch.setattr(Wire, "set_timeout", set_timeout)
     leader = Leader(2, ["127.0.0.1"])
     with ThreadPoolExecutor() as threads:
-        first = threads.submit(Follower, 1, 2, leader.endpoint)
-        second = threads.submit(lambda: first.result().receive() is None and Follower(1, 2, leader.endpoint))
+        first = threads.submit(Follower, 1, leader.endpoint)
+        second = threads.submit(lambda: first.result().receive() is None and Follower(1, leader.endpoint))
         leader.accept_followers()
         follower = second.result(SOON)
     assert isinstance(follower, Follower)
@@ -155,7 +155,7 @@ def test_a_rank_that_ends_as_soon_as_it_has_connected_is_waited_for_again(
 def test_a_rank_that_does_not_come_is_named() -> None:
     leader = Leader(3, ["127.0.0.1"])
     with ThreadPoolExecutor() as threads:
-        connecting = threads.submit(Follower, 1, 3, leader.endpoint)
+        connecting = threads.submit(Follower, 1, leader.endpoint)
         with pytest.raises(EngineError, match=rf"Rank 2 did not connect .* {LEADER_VARIABLE} names another"):
             leader.accept_followers(timeout=0.5)
         connecting.result(SOON).close()
@@ -166,7 +166,7 @@ def test_a_rank_that_cannot_reach_rank_0_says_where_it_looked() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(EngineError, match=rf"Rank 1 cannot reach rank 0 at 127.0.0.1, port {port} "):
-        Follower(1, 2, Endpoint(["127.0.0.1"], port, b"key"))
+        Follower(1, Endpoint(["127.0.0.1"], port, b"key"))
 
 
 def test_the_address_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ from mlx_backend.engine.distributed.transport import Follower, Leader
 leader = Leader(2, ["127.0.0.1"], exit_timeout=0.1)
 accepting = threading.Thread(target=leader.accept_followers)
 accepting.start()
-follower = Follower(1, 2, leader.endpoint, exit_timeout=0.1)
+follower = Follower(1, leader.endpoint, exit_timeout=0.1)
 accepting.join()
 if sys.argv[1] == "leader": follower.close()
 else: leader.close()
