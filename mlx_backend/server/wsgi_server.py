@@ -289,12 +289,22 @@ class _Channel(HTTPChannel):
     def service(self) -> None:
         """Answer the first of the requests that have arrived."""
         self._is_cut = self.requests[0].is_cut or self.requests[0].error is not None
+        if self._has_left():
+            self.connected = False  # nothing is done for a client that came and left; the loop closes the connection
         super().service()
         self._idle_since = time.monotonic()
         self.server.note_change(self)
         if not self.connected:
             for request in self.requests:  # which will not be answered
                 request.forget()
+
+    def _has_left(self) -> bool:
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except (OSError, AttributeError):  # closed meanwhile
+            return True
 
     def refuse(self, status: int, message: str) -> None:
         """Answer the request that is being received with an error."""
