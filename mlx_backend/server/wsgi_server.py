@@ -520,7 +520,7 @@ class Server(TcpWSGIServer):
             for key, events in self._selector.select(self.check_seconds):
                 if events & selectors.EVENT_READ:
                     wasyncore.read(key.data)
-                if events & selectors.EVENT_WRITE and key.data.connected:
+                if events & selectors.EVENT_WRITE and key.data.socket is not None:
                     wasyncore.write(key.data)
                 if isinstance(key.data, _Channel):
                     self._watch(key.data)
