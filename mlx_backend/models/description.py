@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mlx_backend.conversation.effort import Effort
+    from mlx_backend.models.files import ModelType
 
 
 DEFAULT_TEMPERATURE = 1.0
@@ -19,7 +20,7 @@ DEFAULT_TEMPERATURE = 1.0
 class ModelDescription:
     """What is known of a model; None and empty for what is not."""
 
-    kind: Literal["llm", "embedding", "rerank"] = "llm"
+    kind: ModelType = "llm"
     context_length: int | None = None
     capabilities: tuple[str, ...] = ("completion",)
     efforts: tuple[Effort, ...] = ()
