@@ -102,7 +102,7 @@ def test_a_conversation_longer_than_the_context_goes_on(bridge: Bridge, flow: st
     assert len(invocation["prompt_messages"]) > 120
 
 
-def test_the_apps_own_user_messages_stay_while_the_history_behind_them_is_shortened(bridge: Bridge) -> None:
+def test_the_apps_own_user_messages_stay_while_the_history_after_them_is_shortened(bridge: Bridge) -> None:
     history = [[f"Question {turn}, please.", f"Answer {turn}."] for turn in range(200)]
     script = "<|channel|>final<|message|>Fine.<|return|>"
     with ScriptedEngine([script], context_length=4096) as engine, running(engine) as served:

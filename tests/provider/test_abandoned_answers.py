@@ -233,12 +233,12 @@ def test_parallel_nodes_that_say_the_same_are_never_ended(
 def test_a_node_that_goes_on_from_a_finished_one_does_not_end_a_third(
     plugin: PluginProcess, server: ChatServer, question: dict[str, Any]
 ) -> None:
-    """The first was limited to these words; the one beside it says the same, and more."""
-    first, beside = (begun(plugin, server, question, app_id="app") for _ in range(2))
+    """The first was limited to these words; another says the same, and more."""
+    first, other = (begun(plugin, server, question, app_id="app") for _ in range(2))
     first.stream.finish()
     assert first.rest() == ""
     ask(plugin, server, question, assistant(first.shown), GOING_ON, app_id="app")
-    assert_read_to_its_end(beside)
+    assert_read_to_its_end(other)
 
 
 def test_the_real_server_is_freed(plugin: PluginProcess, credentials: dict[str, str]) -> None:

@@ -77,7 +77,7 @@ def called(answers: list[list[dict[str, Any]]]) -> list[tuple[str, Any]]:
 
 
 def check_order(prompt: str, *texts: str) -> None:
-    """Assert that a prompt holds these texts, each once behind the one before."""
+    """Assert that a prompt holds these texts, each once after the one before."""
     at = prompt.index(QUESTION)
     for text in texts:
         found = prompt.find(text, at)

@@ -1,4 +1,4 @@
-"""An agent's rounds: shown one behind the other, and understood when they come back.
+"""An agent's rounds: shown one after the other, and understood when they come back.
 
 Dify calls the plugin once for each round and shows the texts as one, with nothing between.
 """
@@ -20,14 +20,14 @@ QUESTION = user("What time is it?")
 
 
 def second_round(plugin: PluginProcess, stub: Stub, first: str, **more: Any) -> list[str]:
-    """Return the pieces of the round behind a first one that has shown this text."""
+    """Return the pieces of the round after a first one that has shown this text."""
     messages = [QUESTION, assistant(first, [CALL]), result(CALL, "12:00")]
     chunks = plugin.invoke(messages, credentials=stub.credentials, tools=[CLOCK], **more)
     return [chunk["delta"]["message"]["content"] for chunk in chunks]
 
 
 @pytest.mark.parametrize("first", ["<think>\na clock\n</think>", "Let me look."])
-def test_a_round_behind_another_begins_with_a_blank_line_in_a_chunk_of_its_own(
+def test_a_round_after_another_begins_with_a_blank_line_in_a_chunk_of_its_own(
     plugin: PluginProcess, stub: Stub, first: str
 ) -> None:
     stub.will_stream({"reasoning_content": "noon"}, {"content": "It is noon."})
@@ -37,7 +37,7 @@ def test_a_round_behind_another_begins_with_a_blank_line_in_a_chunk_of_its_own(
     assert all(before.endswith("\n\n") for before in shown.split("<details")[:-1] if before)
 
 
-def test_an_answer_behind_a_rounds_text_does_not_run_into_it(plugin: PluginProcess, stub: Stub) -> None:
+def test_an_answer_after_a_rounds_text_does_not_run_into_it(plugin: PluginProcess, stub: Stub) -> None:
     stub.will_stream({"content": "It is noon."})
     assert second_round(plugin, stub, "Let me look.")[0] == "\n\nIt is noon."
 
@@ -47,7 +47,7 @@ def test_nothing_goes_before_the_first_text_that_is_shown(plugin: PluginProcess,
     assert second_round(plugin, stub, "")[0] == "<think>\n"
 
 
-def test_json_behind_a_rounds_text_stays_json(plugin: PluginProcess, stub: Stub) -> None:
+def test_json_after_a_rounds_text_stays_json(plugin: PluginProcess, stub: Stub) -> None:
     stub.will_stream({"content": '{"time": 12}'})
     form = {"response_format": "json_object"}
     assert second_round(plugin, stub, "Let me look.", parameters=form)[0] == '{"time": 12}'
@@ -73,7 +73,7 @@ def test_the_blank_lines_do_not_go_back_to_the_model(plugin: PluginProcess, stub
 def test_rounds_that_dify_joined_into_one_text_are_parted_again(
     plugin: PluginProcess, stub: Stub, between: str
 ) -> None:
-    """An agent's node keeps its rounds as one answer; an agent's app adds a line break behind each."""
+    """An agent's node keeps its rounds as one answer; an agent's app adds a line break after each."""
     rounds = [
         "<think>\na clock\n</think>\n\nLet me look.",
         "\n\n<think>\nnoon\n</think>",

@@ -24,7 +24,7 @@ def test_a_first_request_holds_what_was_set_and_nothing_empty(plugin: PluginProc
         "reasoning_effort": "medium",
         "reasoning_format": "separate",
         "temperature": 0.5,
-        "max_tokens": 32_768,  # what nobody reads must end: Dify tells no plugin of Stop
+        "max_tokens": 32_768,  # what is not read must end: Dify tells no plugin of Stop
         "answer_reserve": 1024,
     }
 

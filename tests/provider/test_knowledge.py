@@ -33,7 +33,7 @@ write_ranking_roberta(Path(sys.argv[1]) / "reranker")
 
 @pytest.fixture(scope="module")
 def server_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`mlx-backend` with an embedding model and a rerank model beside the one that ships; its address."""
+    """`mlx-backend` with an embedding model and a rerank model next to the one that ships; its address."""
     folder: Path = tmp_path_factory.mktemp("models")
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     # MLX in a process of its own: this one is patched by Dify's SDK.

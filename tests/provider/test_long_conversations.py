@@ -58,7 +58,7 @@ def capital(turn: int) -> str:
 
 
 def turns(count: int) -> list[dict[str, Any]]:
-    """A history of so many turns, with the thinking blocks that Dify sends back."""
+    """A history of that many turns, with the thinking blocks that Dify sends back."""
     thought = "<think>\nThe capital I learned for it is this one.\n</think>"
     return [
         message

@@ -67,8 +67,8 @@ def test_the_japanese_page_names_every_label_as_dify_shows_it() -> None:
     fields = provider["model_credential_schema"]["credential_form_schemas"]
     for each in [model, provider["model_credential_schema"]["model"], *fields, *model["parameter_rules"]]:
         japanese, english = each["label"]["ja_JP"], each["label"]["en_US"]
-        beside = rf"{re.escape(japanese)}(?: \*)?(?: +|（){re.escape(english)}"
-        assert japanese == english or re.search(beside, drawn), english
+        next_to_it = rf"{re.escape(japanese)}(?: \*)?(?: +|（){re.escape(english)}"
+        assert japanese == english or re.search(next_to_it, drawn), english
 
 
 @pytest.mark.parametrize("language", PAGES)
@@ -125,7 +125,7 @@ class Causes:
         with RawServer([], chats_only=True) as server:
             return self.ask(endpoint_url=server.address)
 
-    def save_beside(self, version: str) -> str:
+    def save_with_version(self, version: str) -> str:
         with mlx_backend({"id": "m"}, version=version) as server:
             return self.save(endpoint_url=server.address)
 
@@ -191,8 +191,8 @@ CAUSES: dict[str, list[Callable[[Causes], str]]] = {
         lambda cause: cause.ask(api_key="wrong"),
     ],
     "The server is mlx-backend …": [
-        lambda cause: cause.save_beside("0.0.9"),
-        lambda cause: cause.save_beside("7.0.0"),
+        lambda cause: cause.save_with_version("0.0.9"),
+        lambda cause: cause.save_with_version("7.0.0"),
     ],
     "the server at … does not have the model": [
         lambda cause: cause.save("gpt-oss-20b"),

@@ -1,4 +1,4 @@
-"""Calls that a server left in the text: typed by the tools' schemas, checked by their names, also behind a block."""
+"""Calls that a server left in the text: typed by the tools' schemas, checked by their names, also after a block."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def test_a_call_of_any_family_is_typed_by_the_schema_wherever_it_stands(family: 
 
 
 @pytest.mark.parametrize("family", CALLS)
-def test_a_call_behind_a_block_that_the_prompt_opened_is_a_call(family: str) -> None:
+def test_a_call_after_a_block_that_the_prompt_opened_is_a_call(family: str) -> None:
     text, calls = read(["I need it.\n</think>\n\n" + CALLS[family]], starts_in_reasoning=True)
     assert calls == [("get_weather", WANTED)]
     assert text.strip() == "<think>\nI need it.\n</think>"
 
 
-def test_an_answer_behind_a_block_may_talk_about_markup() -> None:
+def test_an_answer_after_a_block_may_talk_about_markup() -> None:
     answer = "Write `[TOOL_CALLS]f[ARGS]{}` or `<|tool_call_start|>` there; <think> opens a block, </think> ends it."
     for pieces in splits(f"<think>\nwhy\n</think>\n\n{answer}"):
         text, calls = read(pieces)
@@ -94,6 +94,6 @@ def test_an_answer_behind_a_block_may_talk_about_markup() -> None:
 
 
 @pytest.mark.parametrize("end", ["<|im_end|>", ""])
-def test_an_end_marker_behind_the_answer_is_not_part_of_it(end: str) -> None:
+def test_an_end_marker_after_the_answer_is_not_part_of_it(end: str) -> None:
     text, _ = read([f"<think>\nwhy\n</think>\n\nParis.{end}"])
     assert text == "<think>\nwhy\n</think>\n\nParis."

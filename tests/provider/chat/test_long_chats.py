@@ -201,7 +201,7 @@ def test_fifty_thousand_messages_are_never_sent() -> None:
         assert ROOM // 2 < tokens_of(server.bodies[-1]) <= ROOM
 
 
-def test_a_server_whose_context_nobody_knows_says_it_by_its_refusal() -> None:
+def test_a_server_whose_context_is_unknown_says_it_by_its_refusal() -> None:
     with counting(context=None) as server:
         assert ask(server, [SYSTEM, *turns(60), user("Now?")]) == "ok"
         assert tokens_of(server.bodies[0]) > CONTEXT
@@ -301,7 +301,7 @@ def test_a_server_that_would_cut_the_prompt_by_itself_is_sent_what_fits_by_the_e
         assert len(server.bodies) == 1
         assert len(json.dumps(server.bodies[0])) < 24_576 * 5
         assert last_asked(server)[-1] == "Now?"
-        # Of this model nobody knows the context.
+        # The context of this model is not known.
         assert ask(server, [*turns(200), user("Now?")], model="qwen3:8b") == "ok"
         assert last_asked(server)[0] == "Question 0:"
 

@@ -175,24 +175,24 @@ def test_calls_without_an_end_are_stopped(monkeypatch: pytest.MonkeyPatch) -> No
 
 LEAKS = {
     "harmony": "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>",
-    "harmony behind the prompt": "<|start|>assistant<|channel|>analysis<|message|>why<|end|>"
+    "harmony after the prompt": "<|start|>assistant<|channel|>analysis<|message|>why<|end|>"
     "<|start|>assistant<|channel|>final<|message|>Hi",
     "harmony without its markers": "analysisWhy not?assistantfinalHi",
     "think": "<think>\nwhy\n</think>\n\nHi",
-    "think behind white space": "\n\n<think>why</think>Hi",
+    "think after white space": "\n\n<think>why</think>Hi",
     "another word for it": "<thinking>why</thinking>Hi",
     "brackets": "[THINK]why[/THINK]Hi",
     "think without an end": "<think>why",
     "end marker": "Hi there<|im_end|>",
     "end marker of harmony": "Hi there<|return|>",
-    "a turn behind the answer": "One.<|end|><|start|>assistant<|channel|>final<|message|>Two.",
+    "a turn after the answer": "One.<|end|><|start|>assistant<|channel|>final<|message|>Two.",
 }
 READ = {
     "harmony without its markers": "<think>\nWhy not?\n</think>\n\nHi",
     "think without an end": "<think>\nwhy\n</think>",
     "end marker": "Hi there",
     "end marker of harmony": "Hi there",
-    "a turn behind the answer": "One.Two.",
+    "a turn after the answer": "One.Two.",
 }
 
 

@@ -95,7 +95,7 @@ def test_an_agents_next_round_begins_with_a_blank_line_however_it_is_split(
 def test_the_page_and_the_engine_part_the_rounds(follows: str, events: tuple[Event, ...], shown: str) -> None:
     text = follows + "".join(dify_text(*events, follows=follows))
     html = web_page(text)
-    # To Markdown an element that begins inside a paragraph is a part of it, and so is one right behind another.
+    # To Markdown an element that begins inside a paragraph is a part of it, and so is one right after another.
     assert all(before.endswith("\n\n") for before in html.split("<details")[:-1] if before)
     assert html.count("<details") == html.count("</details>") == text.count("<think>")
     assert "think" not in split_reasoning(text)[0]
