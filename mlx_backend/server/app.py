@@ -141,6 +141,8 @@ class App:
                 response = route.handler.handle(request, self._backend(record), arguments)
         except Exception as error:
             explained = as_api_error(error, is_draining=self.in_flight.is_draining)
+            # They refer to what was being done, the request's body with it, and what was being done to them.
+            explained.__traceback__ = explained.__cause__ = explained.__context__ = None
             record.refused(explained)
             response = _error_response(errors, explained)
         record.status = response.status_code

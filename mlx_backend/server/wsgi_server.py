@@ -47,22 +47,23 @@ log = logging.getLogger(__name__)
 
 ON_DISCONNECT = "mlx_backend.on_disconnect"
 SPARE_THREADS = 64
-"""Threads beyond one for each request that an engine may hold, for what is answered or refused at once.
+"""Threads in addition to one for each request that an engine may hold.
 
-One client may have a quarter of them with requests that wait, and all clients together three quarters."""
+Requests of one client that wait may occupy a quarter of them, those of all clients three quarters: what is answered or
+refused at once always finds one.
+"""
 BACKLOG = 512
-FILES_BESIDE = 192
-"""Open files other than connections: a model's shards, caches on disk, sockets between threads, standard streams."""
+OTHER_FILES = 192
+"""Open files that are no connections: a model's shards, caches on disk, sockets between threads, standard streams."""
 MIN_CONNECTIONS = 16
 _NAME = f"mlx-backend/{__version__}"
 _PIECE = 64 * 1024
-_UNSENT_BYTES = 256 * 1024
-"""Of an answer: who writes more waits until the client has read some. waitress keeps as much of what was sent, too."""
+_MAX_UNSENT_BYTES = 256 * 1024
+"""Bytes of an answer that wait for the client to read. A worker that writes more waits with them."""
 _FREE_FRAMING = 16 * 1024
+"""Bytes between the parts of a body that comes in chunks: each chunk costs as much as some kilobytes of body."""
 _FRAMING_SHARE = 8
-"""A body in chunks may have the free bytes of framing, and one for each eight of its own: chunks of 64 bytes and more.
-
-Each chunk costs as much as some kilobytes of body."""
+"""Bytes of such a body that allow one more byte between its parts. Chunks of 64 bytes and more stay below it."""
 _TOO_MANY = "There are too many connections to this server; try again later."
 _ACCEPTED_AT_ONCE = 64
 _RETRY_ACCEPT_SECONDS = 0.5
@@ -111,9 +112,9 @@ class ConnectionLimits:
     max_connections_of_address: int = 1024
     """Or of an IPv6 network, which has one owner."""
     trusted_proxies: TrustedProxies = field(default_factory=TrustedProxies)
-    """Whose connections are those of many clients, and not limited by address."""
+    """Their connections are those of many clients, and not limited by address."""
     max_held_bytes: int = 512 << 20
-    """Bodies that are being received or answered, altogether. One address may hold half of it."""
+    """Bodies that have arrived and are not answered, altogether. One address may hold half of it."""
 
 
 class _Refusal(Error):
@@ -290,7 +291,9 @@ class _Channel(HTTPChannel):
         """Answer the first of the requests that have arrived."""
         self._is_cut = self.requests[0].is_cut or self.requests[0].error is not None
         if self._has_left():
-            self.connected = False  # nothing is done for a client that came and left; the loop closes the connection
+            self.connected = (
+                False  # nothing is done for a client that came and left; the loop closes the connection
+            )
         super().service()
         self._idle_since = time.monotonic()
         self.server.note_change(self)
@@ -476,7 +479,7 @@ class Server(TcpWSGIServer):
             # Nothing of a request or an answer is written to a disk.
             inbuf_overflow=2 * limits.max_body_bytes + _PIECE,
             outbuf_overflow=1 << 40,
-            outbuf_high_watermark=_UNSENT_BYTES,
+            outbuf_high_watermark=_MAX_UNSENT_BYTES,
             channel_request_lookahead=1,  # a connection is read while its request is answered: it may be closed
             log_socket_errors=False,
             clear_untrusted_proxy_headers=False,  # the application knows which proxies are trusted
@@ -646,24 +649,26 @@ class Server(TcpWSGIServer):
         found = max(giving_way, key=rank, default=None)
         if found is None:
             return False
-        if found.is_idle:
-            found.handle_close()
-        else:
-            found.refuse(503, _TOO_MANY)
+        if not found.is_idle:
+            self._say_no(found.socket, _TOO_MANY)
+        found.handle_close()
         return True
 
     def _reject(self, connection: socket.socket, message: str = _TOO_MANY) -> None:
         """Refuse a connection and close it at once: lingering for the client would take what there is too little of."""
+        connection.setblocking(False)
+        self._say_no(connection, message)
+        connection.close()
+
+    def _say_no(self, connection: socket.socket, message: str) -> None:
         body = self.application.error_body(503, message)
         head = (
             f"HTTP/1.1 503 Service Unavailable\r\nServer: {_NAME}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         with suppress(OSError):
-            connection.setblocking(False)
             connection.send(head.encode() + body)
             connection.recv(_PIECE)  # what is left unread when it is closed would reset it
-        connection.close()
 
     def _warn(self, message: str) -> None:
         if time.monotonic() - self._warned >= _LOG_SECONDS:
@@ -693,7 +698,7 @@ def _within_file_limit(limits: ConnectionLimits) -> ConnectionLimits:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.max_connections
-    needed = wanted + FILES_BESIDE
+    needed = wanted + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         with suppress(OSError, ValueError):  # a Mac has a limit of its own next to the hard one
@@ -701,7 +706,7 @@ def _within_file_limit(limits: ConnectionLimits) -> ConnectionLimits:
             soft = raised
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return limits
-    fitting = max(soft - FILES_BESIDE, MIN_CONNECTIONS)
+    fitting = max(soft - OTHER_FILES, MIN_CONNECTIONS)
     log.warning(
         "The system allows this process %d open files, so at most %d connections are accepted at once; "
         "`ulimit -n %d` before the start allows %d.",

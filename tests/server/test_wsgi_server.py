@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import ipaddress
 import json
+import os
 import socket
 import sys
 import threading
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -179,6 +181,23 @@ def test_bodies_that_are_too_much_together_are_refused(stack: ExitStack) -> None
     assert (status, text) == (503, "Too many large requests are arriving at once; try again later.")
     waiting.close()
     assert started.server.chat()["choices"][0]["finish_reason"] == "stop"
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_a_body_is_let_go_when_its_answer_is_sent(stack: ExitStack) -> None:
+    started = start(stack)
+    body = b"[" + b"1," * 1_000_000 + b"1]"
+    request = CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    assert answer(started.connect(request))[0] == 400
+    before = resident_bytes()
+    for _ in range(60):  # each connection stays open: together they have sent 120 MB
+        assert answer(started.connect(request))[0] == 400
+    assert len(started.server.server.active_channels) >= 60
+    assert resident_bytes() - before < 50 << 20
 
 
 def test_clients_that_ask_ahead_and_read_no_answer_hold_up_no_worker(
