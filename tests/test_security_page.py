@@ -24,7 +24,7 @@ from mlx_backend.models.templates import (
 )
 from mlx_backend.registry.model_pool import MAX_QUEUED
 from mlx_backend.server.preparations import MAX_LARGE
-from mlx_backend.server.wsgi_server import ConnectionLimits
+from mlx_backend.server.wsgi_server import SPARE_THREADS, ConnectionLimits
 from mlx_backend.settings import Settings
 
 PAGE = (Path(__file__).resolve().parents[1] / "SECURITY.md").read_text(encoding="utf-8")
@@ -87,6 +87,7 @@ def test_every_option_on_the_page_is_one() -> None:
             "a client that reads its answer slowly",
             [f"{R.unread_seconds:g} s", f"{R.min_bytes_read_per_second} bytes"],
         ),
+        ("requests of one client", [f"those two together and {SPARE_THREADS // 4}"]),
         ("idle connections", [f"{R.idle_seconds:g} s"]),
         ("connections |", [f"{R.max_connections:,}", f"{R.max_connections_of_address:,}"]),
         ("waiting for a model to load", [WORDS[int(S.load_seconds)], f"{MAX_QUEUED} models"]),
