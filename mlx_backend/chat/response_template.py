@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 MAX_TEMPLATE = 65_536
 """Characters of a template, as JSON."""
-_SEARCH_SECONDS = 1.0
-"""How long one search for a delimiter may take."""
+_SEARCH_SECONDS = 0.2
+"""How long one search for a delimiter may take; after a longer one the rest of the reply is its answer."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _LAYOUT = "\r\n"
 _REPEATED_GROUP = re.compile(r"\)\??[*+{]")
@@ -162,7 +162,11 @@ def _opens_in(template: Any, prompt_tail: str) -> Channel | None:
     if not template.start_anchor_re.search(prompt_tail):
         return None
     found = None
-    for event in ResponseParser(template, prefix=prompt_tail.rstrip()).initial_events:
+    try:
+        events = ResponseParser(template, prefix=prompt_tail.rstrip()).initial_events
+    except Exception:  # as of any text that the parser reads
+        return None
+    for event in events:
         if event["type"] != "region_chunk":
             is_open_reasoning = event["type"] == "region_open" and event["field"] in _REASONING
             found = Channel.ANALYSIS if is_open_reasoning else Channel.FINAL
@@ -187,9 +191,7 @@ class TemplateReader(Reader):
         super().__init__()
         self._template, self._markers, self._form, self._tools = template, markers, form, tools
         self._field: str | None = None  # the one that is open, if its text is not the answer's
-        self._layout: str | None = (
-            None  # line breaks that may be a block's layout; None: no text has come yet
-        )
+        self._layout: str | None = None  # line breaks that may be layout; None: no text has come yet
         self._written = ""  # since the last text that was put out
         opener = next(iter(form.reasoning), "") if opens_in is Channel.ANALYSIS else ""
         self._parser = self._new_parser(opener)
@@ -221,7 +223,10 @@ class TemplateReader(Reader):
 
     def text(self, text: str) -> None:
         """Put out what is known to be reasoning or answer, and the calls that are whole."""
-        for character in text:
+        for at, character in enumerate(text):
+            if self._parser is None:
+                self._put_out(Channel.FINAL, text[at:])
+                return
             self._written += character
             try:
                 events = self._parser.feed(character)
@@ -229,6 +234,9 @@ class TemplateReader(Reader):
                     self._take(event)
                 if events and events[-1]["type"] == "region_close":
                     self._written = ""
+            except TimeoutError:
+                self._show_written()
+                self._parser = None
             except Exception:  # the parser raises what the content's own parsers do
                 self._show_written()
 
@@ -242,7 +250,7 @@ class TemplateReader(Reader):
 
     def close(self, ended_by: EndedBy) -> None:
         """Handle the end: a call that was cut is not put out."""
-        if self._field == "tool_calls" and ended_by == "length":
+        if self._parser is None or (self._field == "tool_calls" and ended_by == "length"):
             return
         try:
             for event in self._parser.finalize()[1]:

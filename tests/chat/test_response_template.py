@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from transformers.cli.serving import utils as serving
-from transformers.utils.chat_parsing import parse_response
+from transformers.utils.chat_parsing import ResponseParser, parse_response
 
 from mlx_backend.chat.response_template import (
     ResponseTemplateError,
@@ -282,3 +282,18 @@ def test_messages_with_recipients_are_read_as_muse_glimmer_writes_them() -> None
             assert made == [("get_weather", {"city": "Paris", "days": 3})]
         else:
             assert (content, made) == ("I look.", [])
+
+
+def test_a_search_that_takes_too_long_leaves_the_rest_to_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = ResponseParser.feed
+
+    def slow(parser: ResponseParser, text: str) -> list[dict[str, Any]]:
+        if text == "!":
+            raise TimeoutError
+        events: list[dict[str, Any]] = feed(parser, text)
+        return events
+
+    monkeypatch.setattr(ResponseParser, "feed", slow)
+    text = "<|plan|>Hm.<|/plan|>Well <|use|! and <|plan|>so on."
+    message = parse_text(text, response_template_dialect(NAMED_JSON), tools=[WEATHER])
+    assert (message.reasoning, message.content) == ("Hm.", "Well <|use|! and <|plan|>so on.")
