@@ -94,7 +94,7 @@ class CallResults:
         result = {"role": "tool", "tool_call_id": identifier, "name": named, "content": content}
         self._results[identifier].append(result)
 
-    def behind(self, messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def with_results(self, messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield messages, each with the results that belong after it."""
         for message in messages:
             yield message
@@ -288,7 +288,7 @@ class _History:
     def finish(self) -> list[dict[str, Any]]:
         """Apply the policy to reasoning and put the first system message before everything else."""
         self._append_reasoning()
-        messages = list(self.calls.behind(self.messages))
+        messages = list(self.calls.with_results(self.messages))
         last = len(messages) - 1
         answered = -1
         for index, message in enumerate(messages):
@@ -304,8 +304,8 @@ class _History:
                 continue  # it held nothing but reasoning
             remaining.append(message)
         # What stood before a system message may be gone: then it belongs to the first one.
-        is_behind = (at for at, message in enumerate(remaining) if message["role"] != "system")
-        first = next(is_behind, len(remaining))
+        others = (at for at, message in enumerate(remaining) if message["role"] != "system")
+        first = next(others, len(remaining))
         self.system |= dict.fromkeys(message["content"] for message in remaining[:first])
         joined = "\n\n".join(self.system)
         repeated = {*self.system, joined}
