@@ -133,9 +133,8 @@ def stub_address() -> Iterator[str]:
 @pytest.fixture
 def stub(stub_address: str) -> Stub:
     """A server whose answers the test scripts."""
-    stub = Stub(stub_address)
-    stub.take_requests()
-    return stub
+    urllib.request.urlopen(f"{stub_address}/forget").close()
+    return Stub(stub_address)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 `POST /script` takes {"status", "type", "pieces", "cut"}: the next answer to a chat request, piece by piece, with the
 connection cut after the last one if `cut`. `GET /requests` returns the requests since the last time, with headers.
+`GET /forget` drops both, so that a test that failed leaves nothing to the next one.
 """
 
 from __future__ import annotations
@@ -34,8 +35,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_GET(self) -> None:
-        """Answer /requests and /v1/models."""
-        if self.path == "/requests":
+        """Answer /requests, /forget and /v1/models."""
+        if self.path == "/forget":
+            scripts.clear()
+            requests.clear()
+            self.answer(200, "application/json", b"{}")
+        elif self.path == "/requests":
             seen, requests[:] = list(requests), []
             self.answer(200, "application/json", json.dumps(seen).encode())
         else:
