@@ -290,7 +290,7 @@ class _Channel(HTTPChannel):
     def service(self) -> None:
         """Answer the first of the requests that have arrived."""
         self._is_cut = self.requests[0].is_cut or self.requests[0].error is not None
-        if self._has_left():
+        if self.peek() == b"":
             self.connected = (
                 False  # nothing is done for a client that came and left; the loop closes the connection
             )
@@ -301,13 +301,14 @@ class _Channel(HTTPChannel):
             for request in self.requests:  # which will not be answered
                 request.forget()
 
-    def _has_left(self) -> bool:
+    def peek(self) -> bytes | None:
+        """Return the next byte that was not received yet, nothing if the client has left; None if none has come."""
         try:
-            return not self.socket.recv(1, socket.MSG_PEEK)
+            return bytes(self.socket.recv(1, socket.MSG_PEEK))
         except BlockingIOError:
-            return False
+            return None
         except (OSError, AttributeError):  # closed meanwhile
-            return True
+            return b""
 
     def refuse(self, status: int, message: str) -> None:
         """Answer the request that is being received with an error."""
@@ -649,7 +650,7 @@ class Server(TcpWSGIServer):
         found = max(giving_way, key=rank, default=None)
         if found is None:
             return False
-        if not found.is_idle:
+        if not found.is_idle or found.peek():
             self._say_no(found.socket, _TOO_MANY)
         found.handle_close()
         return True
