@@ -291,9 +291,8 @@ class _Channel(HTTPChannel):
         """Answer the first of the requests that have arrived."""
         self._is_cut = self.requests[0].is_cut or self.requests[0].error is not None
         if self.peek() == b"":
-            self.connected = (
-                False  # nothing is done for a client that came and left; the loop closes the connection
-            )
+            # Nothing is done for a client that has left already; the loop closes the connection.
+            self.connected = False
         super().service()
         self._idle_since = time.monotonic()
         self.server.note_change(self)
