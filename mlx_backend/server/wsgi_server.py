@@ -64,6 +64,8 @@ _FREE_FRAMING = 16 * 1024
 """Bytes between the parts of a body that comes in chunks: each chunk costs as much as some kilobytes of body."""
 _FRAMING_SHARE = 8
 """Bytes of such a body that allow one more byte between its parts. Chunks of 64 bytes and more stay below it."""
+_TLS_HANDSHAKE = b"\x16"
+"""The first byte of a connection over TLS, which would never send the end of a head."""
 _TOO_MANY = "There are too many connections to this server; try again later."
 _ACCEPTED_AT_ONCE = 64
 _RETRY_ACCEPT_SECONDS = 0.5
@@ -144,6 +146,9 @@ class _Request(HTTPRequestParser):
     def received(self, piece: bytes) -> int:
         """Take the next bytes; return how many of them belong to this request."""
         had_head = self.headers_finished
+        if not had_head and not self.header_plus and piece[:1] == _TLS_HANDSHAKE:
+            self.refuse(400, "This address speaks http, not https: write http:// in the URL.")
+            return len(piece)
         consumed: int = super().received(piece)
         if self.headers_finished and not had_head:
             self.since = time.monotonic()
@@ -208,6 +213,14 @@ class _Task(WSGITask):
         environ = super().get_environment()
         environ[ON_DISCONNECT] = self.channel.watching
         return environ
+
+    def set_close_on_finish(self) -> None:
+        """Have the connection closed; not after an answer in chunks, of which the client sees the end.
+
+        waitress closes it then. What a client wants closed is known before it is known that there are chunks.
+        """
+        if not self.chunked_response:
+            super().set_close_on_finish()
 
 
 class _ErrorTask(ErrorTask):
