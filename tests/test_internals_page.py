@@ -23,6 +23,9 @@ from mlx_backend.server.wsgi_server import ConnectionLimits
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
 FOLDERS = (ROOT, ROOT / "mlx_backend", ROOT / "mlx_backend" / "engine" / "mlx")
+CODE = "\n".join(
+    f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in (ROOT / "mlx_backend").rglob("*.py")
+)
 LIMITS = ConnectionLimits(max_body_bytes=1)
 
 
@@ -34,6 +37,13 @@ def row(name: str) -> str:
 @pytest.mark.parametrize("named", sorted(set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)", PAGE))))
 def test_every_file_on_the_page_is_there(named: str) -> None:
     assert any((folder / named).is_file() for folder in FOLDERS)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(re.findall(r"[ `├└▶](_?[a-z]+(?:_[a-z]+)+)(?=[ `,.(]|$)", PAGE, re.MULTILINE)))
+)
+def test_every_function_on_the_page_is_one(name: str) -> None:
+    assert re.search(rf"\b(def|for|class) {name}\b|\b{name}\b *[:=]|{name}\.py", CODE), name
 
 
 @pytest.mark.parametrize(("file", "name"), sorted(set(re.findall(r"`([a-z_/]+\.py): (\w+)`", PAGE))))

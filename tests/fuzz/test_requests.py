@@ -41,7 +41,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 def answered(client: Client, path: str, body: Any) -> TestResponse:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    response = client.post(path, data=data)
+    response = client.post(path, data=data, buffered=True)  # and closed, as a server closes it
     assert response.status_code < 500, response.get_data(as_text=True)
     check(DOCUMENT, path, response)
     return response
