@@ -33,7 +33,7 @@ from dify_mlx_provider.dify_errors import to_dify_error
 from dify_mlx_provider.servers import discovery
 from dify_mlx_provider.servers.token_count import count_tokens, estimate_tokens
 from dify_mlx_provider.upstream.cache import BoundedMap
-from dify_mlx_provider.upstream.credentials import Credentials, ServerKind
+from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ def invoke(call: ChatInvocation, usage_of: UsageOf) -> Generator[LLMResultChunk,
         call = replace(call, parameters=background_parameters(call.parameters, call.efforts))
     try:
         credentials = Credentials.from_form(call.form)
-        kind = discovery.find_server(credentials).kind
+        profile = discovery.find_profile(credentials)
         described = discovery.find_model(call.model, credentials)
         own_limit = chosen_limit(call.parameters)
-        default = discovery.PROFILES[kind].answer_limit(credentials.max_output_tokens)
+        default = profile.answer_limit(credentials.max_output_tokens)
         limited = limit_tokens(call.parameters, described, default, is_background=is_background)
         body = chat_request(replace(call, parameters=limited), credentials, described)
         running = answer_to(call.messages, call.user, stream=call.stream)
@@ -95,7 +95,7 @@ def invoke(call: ChatInvocation, usage_of: UsageOf) -> Generator[LLMResultChunk,
     answer_format = _AnswerFormat(
         address_and_model=(credentials.base_url, call.model),
         tools=body.get("tools", ()),
-        server_separates=kind is ServerKind.MLX_BACKEND,
+        server_separates=profile.separates_reasoning,
         hide_reasoning=own_prompt or for_json or call.parameters.get("reasoning_format") == "hide",
         verbatim=own_prompt or for_json,
         follows=shown_before([(each.role.value, each.get_text_content()) for each in call.messages]),

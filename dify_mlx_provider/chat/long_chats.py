@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any
 from dify_mlx_provider.servers import discovery
 from dify_mlx_provider.servers.requests import adapt_request, chat
 from dify_mlx_provider.servers.token_count import TOKENS_PER_MESSAGE, count_tokens, estimate_tokens
-from dify_mlx_provider.upstream.credentials import ServerKind
 from dify_mlx_provider.upstream.errors import PromptTooLong
 from mlx_backend.conversation.history import text_of
 
@@ -238,9 +237,9 @@ class LongChat:
         self._turns = ChatTurns(body["messages"], app_messages=app_messages)
         self._tools_size = _estimate_tools(body)
         self._max_tokens = max_tokens if max_tokens is not None and max_tokens > 0 else None
-        self._kind = discovery.find_server(credentials).kind
+        self._profile = discovery.find_profile(credentials)
         self._context = self._stated_context() if shorten and self._turns.count else None
-        # Turns that are left out, and the most of which it is known that they are too few.
+        # How many turns are left out, and the largest number known to be too few.
         self._left_out, self._too_few = 0, -1
         # The prompt's tokens: for each estimated one, and as counted by the turns left out.
         self._ratio = 1.0
@@ -324,10 +323,9 @@ class LongChat:
         return {**self._body, "messages": self._turns.without_oldest(turns)} if turns else dict(self._body)
 
     def _may_be_too_long(self, context: int) -> bool:
-        if self._kind is ServerKind.MLX_BACKEND:
+        if self._profile.counts_tokens:
             return self._size(0) * MAX_ESTIMATE_ERROR > self._limit(context)
-        refuses = discovery.PROFILES[self._kind].refuses_long_prompts
-        return not refuses and self._size(0) > self._limit(context)
+        return not self._profile.refuses_long_prompts and self._size(0) > self._limit(context)
 
     def _choose(self, context: int, limit: int) -> None:
         """Choose the smallest cut with which the prompt has at most `limit` tokens."""
@@ -346,7 +344,7 @@ class LongChat:
 
     def _count(self, body: Body) -> int | None:
         """Count a prompt on the server; None if it cannot."""
-        return count_tokens(self._credentials, adapt_request(body, self._kind))
+        return count_tokens(self._credentials, adapt_request(body, self._profile))
 
     def _leave_out_more(self, error: PromptTooLong) -> None:
         """Choose a larger cut after a refusal. Raises the refusal, with what to do, if there is none."""
@@ -356,8 +354,8 @@ class LongChat:
         counts_answer = prompt is not None and context is not None and prompt < context
         if not self._shorten or self._left_out == self._turns.count:
             raise error if counts_answer else self._explained(error)
-        # Without any number, the context is a little smaller than what was refused.
-        context = context or size
+        # Without its number, the context is a little smaller than what was refused.
+        context = context or prompt or size
         self._ratio = (prompt or max(size, context + 1)) / max(1, size)
         self._too_few = self._left_out
         limit = self._limit(context)

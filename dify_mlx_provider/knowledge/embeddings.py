@@ -19,7 +19,6 @@ from dify_mlx_provider.servers import discovery
 from dify_mlx_provider.servers.requests import post_json
 from dify_mlx_provider.servers.token_count import estimate_tokens
 from dify_mlx_provider.upstream import sse
-from dify_mlx_provider.upstream.credentials import ServerKind
 from dify_mlx_provider.upstream.errors import MIN_TRUNCATED_LENGTH, Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -56,19 +55,18 @@ class _EmbeddingCall:
         self._model = model
         self._credentials = credentials
         self._prefix = credentials.query_prefix if query else credentials.document_prefix
-        profile = discovery.PROFILES[discovery.find_server(credentials).kind]
-        self._fields: dict[str, Any] = {"encoding_format": "float"}
+        profile = discovery.find_profile(credentials)
+        # In base64 they are a quarter of the bytes, and no numbers to parse.
+        self._fields: dict[str, Any] = {"encoding_format": profile.vector_encoding}
         self._size = credentials.context_size
         self._truncates_here = not profile.truncates_texts
         if profile.truncates_texts:
             self._fields["truncate_prompt_tokens"] = self._size or -1
         elif self._size is None and (served := discovery.find_model(model, credentials, "embedding")):
             self._size = served.context_size
-        if profile.kind is ServerKind.MLX_BACKEND:
-            # A quarter of the bytes, and no numbers to parse.
-            self._fields["encoding_format"] = "base64"
-            if not (credentials.query_prefix or credentials.document_prefix):
-                self._fields["input_type"] = "query" if query else "document"
+        has_prefixes = credentials.query_prefix or credentials.document_prefix
+        if "input_type" in profile.own_fields and not has_prefixes:
+            self._fields["input_type"] = "query" if query else "document"
 
     def prepare(self, text: str) -> str:
         """Return a text with its prefix, cut if the server would not do it."""

@@ -7,7 +7,7 @@ that no answer of a server raises anything. Knows no connections and no Dify.
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: TC003  # pydantic reads the annotations when a description is kept
+from collections.abc import Callable, Mapping  # noqa: TC003  # pydantic reads the annotations when a description is kept
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,29 +32,45 @@ that is to reach this limit within that time has to write 55 tokens a second.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerProfile:
-    """What a kind of server expects of a chat request.
+    """What a kind of server is known by, what it expects of a request, and what it can do.
+
+    `owner` is whom it says that its models belong to, `header` how its header `Server` begins; `recognise` takes their
+    place where they do not tell. `describe_model` asks it for more of one model than it lists.
 
     `effort_fields` are sent together; `efforts` are the words they may hold. `thinking_budget_field` is "" where there
-    is none. `ignored_fields` have no effect there. `default_max_tokens` limits an answer for which no limit was set;
+    is none. `own_fields` are hints that no other kind reads: without them another server's answer is as right.
+    `ignored_fields` have no effect there. `default_max_tokens` limits an answer for which no limit was set;
     None where a limit that does not fit after the prompt is refused: there the rest of the context is the default.
     A server that does not refuse prompts longer than the context cuts them, or runs the model beyond it.
-    `default_model` is its name for the model it was started with; without one, the first listed is meant.
+    `default_model` is its name for the model it was started with; without one, the first listed is meant. With
+    `always_has_default` that is sure to be a chat model, if it has any. Without `lists_all_models` it has more.
+    With `separates_reasoning` an answer's reasoning and its calls never stand in its text.
     With `truncates_texts` it cuts a text that is too long to be embedded, when asked. `remedy` says what to do where it
     has no vectors or rankings.
     """
 
     kind: ServerKind
     display_name: str
+    owner: str = ""
+    header: str = ""
+    recognise: Callable[[Listing], ServerInfo | None] | None = None
+    describe_model: Callable[[Probe, ServedModel], ServedModel | None] | None = None
     effort_fields: tuple[str, ...] = ("reasoning_effort",)
     efforts: tuple[str, ...] = ("none", *LEVELS)
-    structured_output: Literal["formats", "schemas", "prompt"] = "formats"
+    structured_output: Literal["formats", "schemas", "prompt", "unknown"] = "formats"
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
     thinking_budget_field: str = ""
     renamed_fields: Mapping[str, str] = field(default_factory=dict)
+    own_fields: frozenset[str] = frozenset()
     ignored_fields: frozenset[str] = frozenset()
     refuses_long_prompts: bool = True
     default_model: str = ""
+    always_has_default: bool = False
+    lists_all_models: bool = True
     default_max_tokens: int | None = MAX_UNREAD_TOKENS
+    counts_tokens: bool = False
+    separates_reasoning: bool = False
+    vector_encoding: Literal["float", "base64"] = "float"
     truncates_texts: bool = False
     remedy: str = "mlx-backend does: start it with a model for this."
 
@@ -80,7 +96,6 @@ class ServedModel:
 
     name: str
     type: str | None = None
-    state: str | None = None
     context_size: int | None = None
     max_output_tokens: int | None = None
     default_max_tokens: int | None = None
@@ -99,6 +114,8 @@ class ServedModel:
 class ServerInfo:
     """What answers at an address, or answered there last. `version` is mlx-backend's.
 
+    `models` begin with the one that answers for the name `default`.
+
     `answered` is whether it describes itself now. `reached` is false only where nothing ever answered: the kind is
     unknown then, while OTHER is a server that answers and is none of those that can be told apart.
     """
@@ -112,13 +129,10 @@ class ServerInfo:
     def model(self, name: str, kind: str = "llm") -> ServedModel | None:
         """Return the model of a name; the last part of its name will do, as it does for servers.
 
-        `default` is the first model of a kind, or the first that states no kind. mlx-backend lists its default
-        first; of other servers' models, one that is in memory goes before the rest.
+        `default` is the first model of a kind, or the first that states no kind.
         """
         if name == "default":
-            fit = self.models_of_kind(kind)
-            ready = [model for model in fit if model.state in (None, "ready", "loaded")]
-            return next(iter(fit if self.kind is ServerKind.MLX_BACKEND else ready or fit), None)
+            return next(iter(self.models_of_kind(kind)), None)
         for normalise in (str, last_part, _without_tag):
             for model in self.models:
                 if normalise(model.name) == normalise(name):
@@ -200,6 +214,10 @@ class Listing:
     probe: Probe
     entries: list[ListedModel]
 
+    def names(self, profile: ServerProfile) -> bool:
+        """Whether the header or the models' owner is that of a kind of server."""
+        return has_header(profile, self.response) or bool(profile.owner and profile.owner in self.owners)
+
     @property
     def owners(self) -> set[str | None]:
         """Who the models are said to belong to, which often is the make of the server."""
@@ -208,6 +226,11 @@ class Listing:
     def server(self, kind: ServerKind) -> ServerInfo:
         """Return a server of a kind that says of its models what most do."""
         return recognised(kind, [entry.described() for entry in self.entries])
+
+
+def has_header(profile: ServerProfile, response: ProbeResponse) -> bool:
+    """Whether an answer's header `Server` is that of a kind of server."""
+    return bool(profile.header) and response.server_header.startswith(profile.header)
 
 
 def recognised(kind: ServerKind, models: list[ServedModel], version: str = "") -> ServerInfo:

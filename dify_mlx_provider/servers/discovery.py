@@ -19,6 +19,7 @@ from dify_mlx_provider.servers.base import (
     ServedModel,
     ServerInfo,
     ServerProfile,
+    has_header,
     parse_entries,
 )
 from dify_mlx_provider.servers.probe import Probe
@@ -31,20 +32,25 @@ if TYPE_CHECKING:
 
     from dify_mlx_provider.upstream.credentials import Credentials
 
-KINDS = (mlx_backend, vllm, llama_cpp, lm_studio, mlx_lm, ollama)
+KINDS = tuple(kind.PROFILE for kind in (mlx_backend, vllm, llama_cpp, lm_studio, mlx_lm, ollama))
 """The kinds that can be told apart, in the order in which they are looked for."""
 
 OTHER = ServerProfile(
     kind=ServerKind.OTHER,
     display_name="another OpenAI-compatible server",
     effort_fields=("reasoning_effort", "chat_template_kwargs"),
+    structured_output="unknown",
     default_max_tokens=None,
 )
 """What any other server is sent: what it does not know is left out when it refuses it (`requests`)."""
 
-PROFILES: Mapping[ServerKind, ServerProfile] = {
-    profile.kind: profile for profile in (*(kind.PROFILE for kind in KINDS), OTHER)
-}
+PROFILES: Mapping[ServerKind, ServerProfile] = {profile.kind: profile for profile in (*KINDS, OTHER)}
+
+PRESUMED = mlx_backend.PROFILE
+"""What a server is taken for where none has ever answered: the plugin comes with it."""
+
+OWN_FIELDS = frozenset[str]().union(*(profile.own_fields for profile in KINDS))
+"""Fields that only one kind of server reads."""
 
 FAILURE_TTL = 5.0
 """Seconds until a server that did not answer is asked again: it may be starting, and Dify keeps what it is told."""
@@ -52,15 +58,16 @@ FAILURE_TTL = 5.0
 _servers: TtlCache[ServerInfo] = TtlCache(
     lambda found: DEFAULT_TTL if found is not None and found.answered else FAILURE_TTL
 )
-_ollama_models: TtlCache[ServedModel] = TtlCache(max_entries=256)
+_models: TtlCache[ServedModel] = TtlCache(max_entries=256)
+_refused_fields: TtlCache[set[str]] = TtlCache(max_entries=256)
 _last_servers = LastValues(ServerInfo)
-_last_ollama_models = LastValues(ServedModel, max_files=256, max_file_bytes=16 * 1024)
+_last_models = LastValues(ServedModel, max_files=256, max_file_bytes=16 * 1024)
 
 
 def keep_descriptions(folder: Path) -> None:
     """Keep what servers say of themselves in a folder, for processes to come."""
     _last_servers.keep_in(folder / "servers")
-    _last_ollama_models.keep_in(folder / "ollama")
+    _last_models.keep_in(folder / "models")
 
 
 def find_server(credentials: Credentials) -> ServerInfo:
@@ -71,22 +78,43 @@ def find_server(credentials: Credentials) -> ServerInfo:
     return found if kind is None else replace(found, kind=kind)
 
 
+def find_profile(credentials: Credentials) -> ServerProfile:
+    """Return what is known of the kind of server at an address."""
+    return PROFILES[find_server(credentials).kind]
+
+
 def find_model(name: str, credentials: Credentials, kind: str = "llm") -> ServedModel | None:
     """Return what the server says of a model; None if it says nothing."""
     server = find_server(credentials)
     listed = server.model(name, kind)
-    if listed is None or server.kind is not ServerKind.OLLAMA:
+    describe = PROFILES[server.kind].describe_model
+    if listed is None or describe is None:
         return listed
     key = f"{_cache_key(credentials)} {listed.name}"
     if not server.answered:
-        return _last_ollama_models.get(key)
-    return _ollama_models.get(key, lambda: _describe_ollama_model(key, credentials, listed))
+        return _last_models.get(key)
+
+    def fetch() -> ServedModel | None:
+        described = describe(Probe(credentials), listed)
+        if described is None:
+            return _last_models.get(key)
+        _last_models.set(key, described)
+        return described
+
+    return _models.get(key, fetch)
+
+
+def fields_refused_before(credentials: Credentials, model: str) -> set[str]:
+    """Return the fields of a chat request that the server was seen to refuse for a model; the caller adds to them."""
+    fields = _refused_fields.get(f"{_cache_key(credentials)} {model}", set)
+    return set() if fields is None else fields
 
 
 def forget_servers() -> None:
     """Ask every server again, as when a user saves a form: it may just have been started."""
     _servers.clear()
-    _ollama_models.clear()
+    _models.clear()
+    _refused_fields.clear()
 
 
 def _cache_key(credentials: Credentials) -> str:
@@ -112,16 +140,14 @@ def _identify(credentials: Credentials) -> ServerInfo | None:
     if response is None:
         return mlx_lm.recognise_without_list(probe)
     if response.status >= 400:
-        is_ours = mlx_backend.is_header(response.server_header)
-        return ServerInfo(kind=ServerKind.MLX_BACKEND if is_ours else ServerKind.OTHER, reached=True)
+        named = next((profile for profile in KINDS if has_header(profile, response)), OTHER)
+        return ServerInfo(kind=named.kind, reached=True)
     listing = Listing(response, probe, parse_entries(response.json, ListedModel))
-    found = next(filter(None, (kind.recognise(listing) for kind in KINDS)), None)
+    found = next(filter(None, (_recognise(profile, listing) for profile in KINDS)), None)
     return found or replace(listing.server(ServerKind.OTHER), answered=isinstance(response.json, dict))
 
 
-def _describe_ollama_model(key: str, credentials: Credentials, listed: ServedModel) -> ServedModel | None:
-    described = ollama.describe_model(Probe(credentials), listed)
-    if described is None:
-        return _last_ollama_models.get(key)
-    _last_ollama_models.set(key, described)
-    return described
+def _recognise(profile: ServerProfile, listing: Listing) -> ServerInfo | None:
+    if profile.recognise is not None:
+        return profile.recognise(listing)
+    return listing.server(profile.kind) if listing.names(profile) else None

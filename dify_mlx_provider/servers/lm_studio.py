@@ -24,15 +24,6 @@ from dify_mlx_provider.upstream.credentials import ServerKind
 if TYPE_CHECKING:
     from dify_mlx_provider.servers.base import Listing, ServerInfo
 
-PROFILE = ServerProfile(
-    kind=ServerKind.LM_STUDIO,
-    display_name="LM Studio",
-    effort_fields=("reasoning_effort", "reasoning"),
-    structured_output="schemas",
-    reasoning_fields=("reasoning_content", "reasoning"),
-    renamed_fields={"repetition_penalty": "repeat_penalty"},
-)
-
 
 class _LmStudioModel(ServerAnswer):
     id: str = Field(strict=True)
@@ -52,7 +43,6 @@ class _LmStudioModel(ServerAnswer):
         return ServedModel(
             name=self.id,
             type={"llm": "llm", "vlm": "llm", "embeddings": "embedding"}.get(self.type or ""),
-            state=self.state,
             context_size=self.loaded_context_length or self.max_context_length,
             capabilities=capabilities,
         )
@@ -67,4 +57,17 @@ def recognise(listing: Listing) -> ServerInfo | None:
     entries = parse_entries(response.json, _LmStudioModel) if response is not None else []
     if not any(entry.type for entry in entries):
         return None
+    # The first one is the default: a model that is in memory goes before the rest.
+    entries.sort(key=lambda entry: entry.state not in (None, "loaded"))
     return recognised(ServerKind.LM_STUDIO, [entry.described() for entry in entries])
+
+
+PROFILE = ServerProfile(
+    kind=ServerKind.LM_STUDIO,
+    display_name="LM Studio",
+    recognise=recognise,
+    effort_fields=("reasoning_effort", "reasoning"),
+    structured_output="schemas",
+    reasoning_fields=("reasoning_content", "reasoning"),
+    renamed_fields={"repetition_penalty": "repeat_penalty"},
+)

@@ -31,19 +31,6 @@ from mlx_backend import __version__ as PLUGIN_VERSION  # noqa: N812  # a constan
 if TYPE_CHECKING:
     from dify_mlx_provider.servers.base import Listing, ServerInfo
 
-PROFILE = ServerProfile(
-    kind=ServerKind.MLX_BACKEND,
-    display_name="mlx-backend",
-    efforts=EFFORTS,
-    thinking_budget_field="thinking_budget",
-    default_model="default",
-    truncates_texts=True,
-    remedy="Start a newer one.",
-)
-
-OWN_FIELDS = frozenset({"answer_reserve", "priority", "reasoning_format"})
-"""Fields that only mlx-backend reads. They are hints: without them another server's answer is as right."""
-
 DEFAULT_ANSWER_RESERVE = 1024
 """Tokens of a limit that are kept for the answer, but at most half of it: enough for a few paragraphs."""
 
@@ -65,7 +52,6 @@ class _Reasoning(ServerAnswer):
 
 class _MlxBackendModel(ListedModel):
     type: Word = None
-    state: Word = None
     context_length: Size = None
     max_output_tokens: Size = None
     default_max_tokens: Size = None
@@ -84,7 +70,6 @@ class _MlxBackendModel(ListedModel):
         return ServedModel(
             name=self.id,
             type=self.type,
-            state=self.state,
             context_size=self.context_length or self.max_model_len,
             max_output_tokens=self.max_output_tokens,
             default_max_tokens=self.default_max_tokens,
@@ -98,22 +83,35 @@ class _MlxBackendModel(ListedModel):
         )
 
 
-def is_header(server: str) -> bool:
-    """Whether this is mlx-backend's header `Server`."""
-    return server.startswith("mlx-backend")
-
-
 def recognise(listing: Listing) -> ServerInfo | None:
     """Return what mlx-backend says of itself; None if it is another server."""
-    header = listing.response.server_header
-    if not is_header(header) and "mlx-backend" not in listing.owners:
+    if not listing.names(PROFILE):
         return None
-    version = header.partition("/")[2].split(" ")[0]
+    version = listing.response.server_header.partition("/")[2].split(" ")[0]
     if not version and (response := listing.probe.get("/health")):  # a proxy may write a header of its own
         health = response.parse_as(_Health)
         version = (health.version if health else None) or ""
     models = [entry.described() for entry in parse_entries(listing.response.json, _MlxBackendModel)]
     return recognised(ServerKind.MLX_BACKEND, models, version)
+
+
+PROFILE = ServerProfile(
+    kind=ServerKind.MLX_BACKEND,
+    display_name="mlx-backend",
+    owner="mlx-backend",
+    header="mlx-backend",
+    recognise=recognise,
+    efforts=EFFORTS,
+    thinking_budget_field="thinking_budget",
+    own_fields=frozenset({"answer_reserve", "input_type", "priority", "reasoning_format"}),
+    default_model="default",
+    always_has_default=True,
+    counts_tokens=True,
+    separates_reasoning=True,
+    vector_encoding="base64",
+    truncates_texts=True,
+    remedy="Start a newer one.",
+)
 
 
 def incompatibility(

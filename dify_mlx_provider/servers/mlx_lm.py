@@ -1,7 +1,8 @@
 """mlx_lm.server: Python's own HTTP server, whose /health says {"status": "ok"}.
 
 It hands messages to the chat template as they are: gpt-oss's reads `thinking`, the others' `reasoning_content`. Without
-max_tokens it stops after 512, in the middle of the reasoning.
+max_tokens it stops after 512, in the middle of the reasoning. It lists a part of what it has, and downloads whatever it
+is asked for.
 """
 
 from __future__ import annotations
@@ -15,18 +16,6 @@ from dify_mlx_provider.upstream.credentials import ServerKind
 if TYPE_CHECKING:
     from dify_mlx_provider.servers.base import Listing, ServerInfo
     from dify_mlx_provider.servers.probe import Probe
-
-PROFILE = ServerProfile(
-    kind=ServerKind.MLX_LM,
-    display_name="mlx_lm.server",
-    effort_fields=("chat_template_kwargs",),
-    efforts=LEVELS,
-    structured_output="prompt",
-    reasoning_fields=("reasoning_content", "thinking"),
-    refuses_long_prompts=False,
-    default_model="default_model",
-    default_max_tokens=8192,
-)
 
 
 def recognise(listing: Listing) -> ServerInfo | None:
@@ -47,3 +36,18 @@ def _is_healthy(probe: Probe) -> bool:
         and health.server_header.startswith("BaseHTTP/")
         and health.json == {"status": "ok"}
     )
+
+
+PROFILE = ServerProfile(
+    kind=ServerKind.MLX_LM,
+    display_name="mlx_lm.server",
+    recognise=recognise,
+    effort_fields=("chat_template_kwargs",),
+    efforts=LEVELS,
+    structured_output="prompt",
+    reasoning_fields=("reasoning_content", "thinking"),
+    refuses_long_prompts=False,
+    default_model="default_model",
+    lists_all_models=False,
+    default_max_tokens=8192,
+)

@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from dify_mlx_provider.servers.base import Listing, ServerInfo
     from dify_mlx_provider.servers.probe import Probe
 
-PROFILE = ServerProfile(
-    kind=ServerKind.OLLAMA,
-    display_name="Ollama",
-    reasoning_fields=("reasoning",),
-    ignored_fields=frozenset({"top_k", "min_p", "repetition_penalty"}),
-    refuses_long_prompts=False,
-)
-
 
 class _OllamaDetails(ServerAnswer):
     family: Word = None
@@ -67,3 +59,14 @@ def describe_model(probe: Probe, listed: ServedModel) -> ServedModel | None:
     response = probe.post("/api/show", {"model": listed.name})
     model = response.parse_as(_OllamaModel) if response is not None else None
     return model.described(listed) if model is not None else None
+
+
+PROFILE = ServerProfile(
+    kind=ServerKind.OLLAMA,
+    display_name="Ollama",
+    recognise=recognise,
+    describe_model=describe_model,
+    reasoning_fields=("reasoning",),
+    ignored_fields=frozenset({"top_k", "min_p", "repetition_penalty"}),
+    refuses_long_prompts=False,
+)

@@ -12,7 +12,8 @@ nothing of reasoning, so every server has fields of its own for it, and some ref
     other fields        those of mlx-backend alone are left out; those with another name are renamed
 
 Some servers refuse a request for a field they do not know. If it is a field that the plugin added by itself, the
-request is sent once more without it, and the server does not get the field again. The HTTP is `upstream.client`'s.
+request is sent once more without it, and for a while the server does not get the field again. The HTTP is
+`upstream.client`'s.
 """
 
 from __future__ import annotations
@@ -24,10 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dify_mlx_provider.servers import discovery
 from dify_mlx_provider.servers.base import last_part
 from dify_mlx_provider.servers.efforts import nearest
-from dify_mlx_provider.servers.mlx_backend import OWN_FIELDS
-from dify_mlx_provider.upstream.cache import BoundedMap
 from dify_mlx_provider.upstream.client import OpenAIClient
-from dify_mlx_provider.upstream.credentials import ServerKind
 from dify_mlx_provider.upstream.errors import (
     ModelNotFound,
     NoSuchEndpoint,
@@ -59,11 +57,8 @@ _REFUSAL_PHRASES = {
 }
 _REMOVABLE_FIELDS = (
     *("reasoning_effort", "chat_template_kwargs", "reasoning", "stream_options"),
-    *sorted(OWN_FIELDS),
+    *sorted(discovery.OWN_FIELDS),
 )
-
-_refused_before: BoundedMap[tuple[str, str], frozenset[str]] = BoundedMap()
-"""The fields that had to be left out, by address and model."""
 
 
 def chat(credentials: Credentials, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
@@ -74,10 +69,10 @@ def chat(credentials: Credentials, body: Mapping[str, Any]) -> Generator[dict[st
     server = discovery.find_server(credentials)
     client = OpenAIClient(credentials)
     body = {**body, "model": _model_id(str(body["model"]), server, "llm")}
-    key = (credentials.base_url, body["model"])
-    omitted = _refused_before.get(key, frozenset())
+    refused_before = discovery.fields_refused_before(credentials, body["model"])
+    omitted = frozenset(refused_before)
     while True:
-        request = adapt_request(body, server.kind, omit=omitted)
+        request = adapt_request(body, discovery.PROFILES[server.kind], omit=omitted)
         try:
             chunks = client.chat(request)
         except ModelNotFound as error:
@@ -94,8 +89,7 @@ def chat(credentials: Credentials, body: Mapping[str, Any]) -> Generator[dict[st
                 raise
             omitted |= unwanted
             continue
-        if omitted:  # remembered only now that the request was accepted without them
-            _refused_before.set(key, omitted)
+        refused_before |= omitted  # only now that the request was accepted without them
         return chunks
 
 
@@ -143,8 +137,8 @@ def _not_found(
     """
     if name == "default" or any(last_part(name) == last_part(other) for other in served):
         return error
-    # Dify's model Default is a chat model. Of the servers that know the name, only mlx-backend is sure to have one.
-    has_default = kind == "llm" and server.kind is ServerKind.MLX_BACKEND and bool(served)
+    # Dify's model Default is a chat model.
+    has_default = kind == "llm" and discovery.PROFILES[server.kind].always_has_default and bool(served)
     own_words = "" if has_default else quote(str(error)).removesuffix(".")
     there_is = f"It has: {join_names(served)}. Choose one of these, or " if served else ""
     default = "Default, which always works, or " if has_default else ""
@@ -175,21 +169,18 @@ def _unsupported(server: ServerInfo, credentials: Credentials, kind: str, path: 
 
 
 def adapt_request(
-    body: Mapping[str, Any], kind: ServerKind, *, omit: frozenset[str] = frozenset()
+    body: Mapping[str, Any], profile: ServerProfile, *, omit: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """Return a chat request as a kind of server expects it, without the fields in `omit`.
 
     Raises ValueError for a setting that the user chose and this kind does not have.
     """
-    profile = discovery.PROFILES[kind]
     request = dict(body)
     extra = request.pop("extra_body", None) or {}
     if request.get("model") == "default":
         request["model"] = profile.default_model or "default"
-    if kind is ServerKind.MLX_BACKEND:
-        request.setdefault("reasoning_format", "separate")
-    else:
-        omit |= OWN_FIELDS
+    request.setdefault("reasoning_format", "separate")
+    omit |= discovery.OWN_FIELDS - profile.own_fields
     if (effort := request.pop("reasoning_effort", None)) is not None:
         request = merge_fields(request, _effort_fields(effort, profile))
     _set_thinking_budget(request, profile)
@@ -288,7 +279,7 @@ def _set_thinking_budget(request: dict[str, Any], profile: ServerProfile) -> Non
 
 def _set_response_format(request: dict[str, Any], profile: ServerProfile) -> None:
     wanted = request.get("response_format")
-    if not isinstance(wanted, Mapping) or profile.structured_output == "formats":
+    if not isinstance(wanted, Mapping) or profile.structured_output in ("formats", "unknown"):
         return
     if profile.structured_output == "schemas":
         if wanted.get("type") == "json_object":

@@ -19,7 +19,6 @@ from dify_mlx_provider.servers import discovery
 from dify_mlx_provider.servers.base import ServerAnswer
 from dify_mlx_provider.servers.probe import Probe
 from dify_mlx_provider.upstream.cache import TtlCache
-from dify_mlx_provider.upstream.credentials import ServerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +56,7 @@ def estimate_tokens(text: str) -> int:
 
 def count_tokens(credentials: Credentials, request: Mapping[str, Any]) -> int | None:
     """Count the prompt of a chat request, or of one with a `prompt`; None if the server cannot. Never raises."""
-    if discovery.find_server(credentials).kind is not ServerKind.MLX_BACKEND:
+    if not discovery.find_profile(credentials).counts_tokens:
         return None
     prompt = {name: value for name, value in request.items() if name not in _NOT_IN_PROMPT}
     key = hashlib.sha256(json.dumps([credentials.base_url, prompt], sort_keys=True).encode()).hexdigest()
@@ -67,7 +66,7 @@ def count_tokens(credentials: Credentials, request: Mapping[str, Any]) -> int | 
 def count_tokens_each(credentials: Credentials, model: str, texts: Sequence[str]) -> list[int]:
     """Count each text's tokens for an embedding model: exactly if the server can, else by an estimate. Never raises."""
     counts: list[int] = []
-    if discovery.find_server(credentials).kind is ServerKind.MLX_BACKEND:
+    if discovery.find_profile(credentials).counts_tokens:
         # /tokenize serves models of all kinds, and its default is the one that chats.
         info = discovery.find_model(model, credentials, "embedding")
         probe, name = Probe(credentials), model if info is None else info.name

@@ -6,18 +6,14 @@ refused, so it has no default here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dify_mlx_provider.servers.base import ServerProfile
 from dify_mlx_provider.servers.efforts import LEVELS
 from dify_mlx_provider.upstream.credentials import ServerKind
 
-if TYPE_CHECKING:
-    from dify_mlx_provider.servers.base import Listing, ServerInfo
-
 PROFILE = ServerProfile(
     kind=ServerKind.VLLM,
     display_name="vLLM",
+    owner="vllm",
     effort_fields=("reasoning_effort", "enable_thinking"),
     efforts=LEVELS,
     reasoning_fields=("reasoning", "reasoning_content"),
@@ -25,8 +21,3 @@ PROFILE = ServerProfile(
     default_max_tokens=None,
     truncates_texts=True,
 )
-
-
-def recognise(listing: Listing) -> ServerInfo | None:
-    """Return what vLLM says of itself; None if it is another server."""
-    return listing.server(ServerKind.VLLM) if "vllm" in listing.owners else None

@@ -25,7 +25,7 @@ from dify_mlx_provider.servers import discovery
 from dify_mlx_provider.servers.base import ServedModel
 from dify_mlx_provider.servers.efforts import LEVELS, SWITCH, in_order, nearest
 from dify_mlx_provider.settings.parameters import ParameterOptions, parameter_rules
-from dify_mlx_provider.upstream.credentials import Credentials, ServerKind
+from dify_mlx_provider.upstream.credentials import Credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -64,10 +64,10 @@ def model_schema(
 
 def _chat_details(name: str, credentials: Credentials, declared: AIModelEntity | None) -> dict[str, Any]:
     server, said = discovery.find_server(credentials), discovery.find_model(name, credentials)
-    # Where no server has ever answered, it is taken for mlx-backend, which the plugin comes with. If it turns out to be
-    # another one, what was promised is still kept: an answer that fits a schema is asked for in the prompt then.
+    # If a server that has never answered turns out to be another one than presumed, what was promised is still kept:
+    # an answer that fits a schema is asked for in the prompt then.
     is_known = server.reached or credentials.server_kind is not None
-    profile = discovery.PROFILES[server.kind if is_known else ServerKind.MLX_BACKEND]
+    profile = discovery.PROFILES[server.kind] if is_known else discovery.PRESUMED
     sources = [said] if said is not None else []
     sources += [_declared_model(declared)] if declared is not None else []
     context_size = _first(credentials.context_size, *(source.context_size for source in sources))
@@ -83,14 +83,14 @@ def _chat_details(name: str, credentials: Credentials, declared: AIModelEntity |
     structured_output = _first(
         credentials.structured_output,
         *(source.has("structured_output") for source in sources),
-        profile.structured_output != "prompt" and profile.kind is not ServerKind.OTHER,
+        profile.structured_output in ("formats", "schemas"),
     )
     options = ParameterOptions(
         efforts=efforts,
         default_effort=nearest(default_effort, efforts) if in_order(efforts) else "",
         reasons=reasons,
         thinking_budget=bool(profile.thinking_budget_field),
-        answer_reserve=profile.kind is ServerKind.MLX_BACKEND,
+        answer_reserve="answer_reserve" in profile.own_fields,
         structured_output=bool(structured_output),
         max_output=min(max_output or context_size, context_size),
         default_max_tokens=(said.default_max_tokens if said is not None else None)

@@ -19,7 +19,7 @@ from dify_mlx_provider.servers.base import ListedModel, parse_entries
 from dify_mlx_provider.servers.mlx_backend import incompatibility
 from dify_mlx_provider.servers.probe import Probe
 from dify_mlx_provider.upstream.client import OpenAIClient
-from dify_mlx_provider.upstream.credentials import Credentials, CredentialsError, ServerKind
+from dify_mlx_provider.upstream.credentials import Credentials, CredentialsError
 from dify_mlx_provider.upstream.errors import (
     Overloaded,
     Refused,
@@ -60,7 +60,7 @@ def validate(form: Mapping[str, Any], model: str | None = None) -> None:
     except (CredentialsError, ServerError) as error:
         raise _failed(str(error)) from error
     server = discovery.find_server(credentials)
-    if server.kind is ServerKind.MLX_BACKEND and (sentence := incompatibility(server.version)):
+    if sentence := incompatibility(server.version):
         raise _failed(sentence)
     if model is None or model.strip() == "default":
         return
@@ -106,7 +106,7 @@ def _served_models(credentials: Credentials) -> list[str]:
         raise
     except Refused as error:
         server = discovery.find_server(credentials)
-        if server.answered and server.kind is ServerKind.MLX_LM:
+        if server.answered and not discovery.PROFILES[server.kind].lists_all_models:
             return []  # without a folder of downloads mlx_lm.server has no list
         raise Refused(_address_hint(credentials) or str(error)) from error
 
@@ -132,8 +132,8 @@ def _check_model(model: str, served: list[str], server: ServerInfo, credentials:
         raise _failed(f"{model!r} does not chat. Add it as a model of the type {model_type}.")
     if found is not None or not served or model in served:
         return
-    if server.kind is ServerKind.MLX_LM:
-        return  # it lists only part of what it has, and downloads what it is asked for
+    if not discovery.PROFILES[server.kind].lists_all_models:
+        return
     chat_models = server.names() or served
     close = get_close_matches(model, chat_models, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""

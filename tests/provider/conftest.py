@@ -158,13 +158,12 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     A test's server may get the port of an earlier one, so nothing that is kept by address may be left.
     """
     # Not above: what these load must not come before the SDK.
-    from dify_mlx_provider.servers import discovery, requests, token_count
+    from dify_mlx_provider.servers import discovery, token_count
     from dify_mlx_provider.servers.base import ServedModel, ServerInfo
-    from dify_mlx_provider.upstream.cache import BoundedMap, LastValues, TtlCache
+    from dify_mlx_provider.upstream.cache import LastValues, TtlCache
 
     monkeypatch.setattr(discovery, "_last_servers", LastValues(ServerInfo))
-    monkeypatch.setattr(discovery, "_last_ollama_models", LastValues(ServedModel))
-    monkeypatch.setattr(requests, "_refused_before", BoundedMap())
+    monkeypatch.setattr(discovery, "_last_models", LastValues(ServedModel))
     monkeypatch.setattr(token_count, "_counts", TtlCache())
     discovery.forget_servers()
     yield

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_servers import FakeServer, event_stream, listed, llama_cpp, lm_studio, mlx_backend, ollama, vllm
 
-from dify_mlx_provider.chat.long_chats import MAX_REFUSALS, LongChat
+from dify_mlx_provider.chat.long_chats import MAX_REFUSALS, LongChat, step_for
 from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.errors import PromptTooLong
 
@@ -270,6 +270,23 @@ def test_a_server_that_refuses_gets_the_conversation_shortened(make: str) -> Non
             firsts.append(last_asked(server)[0])
         if make != "no numbers":
             assert len(set(firsts)) <= 6
+
+
+def test_an_estimate_that_is_far_too_low_costs_no_turns_where_only_the_prompts_tokens_are_stated() -> None:
+    kept = []
+    for tokens in (1, 2):  # of each estimated one, in a context that is as much larger
+
+        def reply(body: dict[str, Any], tokens: int = tokens) -> tuple[int, Any]:
+            prompt = tokens_of(body)
+            message = f"The prompt has {prompt * tokens} tokens: it exceeds the context length."
+            return OK if prompt < CONTEXT else (400, {"error": {"message": message}})
+
+        with FakeServer({"/v1/models": listed({"id": "m", "owned_by": "me"})}, chat=reply) as server:
+            assert ask(server, [SYSTEM, *turns(40), user("Now?")]) == "ok"
+            kept.append(tokens_of(server.bodies[-1]))
+    right, too_low = kept
+    assert right > CONTEXT // 4
+    assert too_low >= right - step_for(right)
 
 
 def test_a_short_conversation_is_sent_to_them_as_it_is() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dify_mlx_provider.servers.discovery import PROFILES
+import dify_mlx_provider
+from dify_mlx_provider.servers.discovery import OTHER, PROFILES
 from dify_mlx_provider.servers.requests import adapt_request, refused_fields
 from dify_mlx_provider.upstream.credentials import ServerKind
 
@@ -16,7 +19,7 @@ SCHEMA = {"name": "answer", "schema": {"type": "object", "properties": {"city": 
 
 def adapted(kind: ServerKind, **fields: Any) -> dict[str, Any]:
     body = {"model": "m", "messages": [QUESTION], "stream": True, **fields}
-    return adapt_request(body, kind)
+    return adapt_request(body, PROFILES[kind])
 
 
 def effort_part(kind: ServerKind, effort: str) -> dict[str, Any]:
@@ -27,6 +30,18 @@ def effort_part(kind: ServerKind, effort: str) -> dict[str, Any]:
 def test_every_kind_has_a_profile_and_a_name() -> None:
     assert set(PROFILES) == set(ServerKind)
     assert len({profile.display_name for profile in PROFILES.values()}) == len(ServerKind)
+
+
+def test_only_a_kinds_own_file_names_it() -> None:
+    folder = Path(dify_mlx_provider.__file__).parent
+    named: dict[str, set[str]] = {}
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "ServerKind":
+                named.setdefault(node.attr, set()).add(file.relative_to(folder).as_posix())
+    assert {kind: files for kind, files in named.items() if kind != "OTHER"} == {
+        kind: {f"servers/{kind.lower()}.py"} for kind in ServerKind.__members__ if kind != "OTHER"
+    }
 
 
 @pytest.mark.parametrize(
@@ -199,9 +214,9 @@ def test_a_refusal_is_searched_for_the_fields_that_we_added(words: str, fields: 
 def test_a_refused_field_is_omitted_unless_the_user_added_it() -> None:
     body = {"model": "m", "messages": [], "reasoning_effort": "low", "extra_body": {"reasoning_effort": "x"}}
     omitted = frozenset({"reasoning_effort"})
-    assert adapt_request(body, ServerKind.OTHER, omit=omitted)["reasoning_effort"] == "x"
+    assert adapt_request(body, OTHER, omit=omitted)["reasoning_effort"] == "x"
     del body["extra_body"]
-    assert "reasoning_effort" not in adapt_request(body, ServerKind.OTHER, omit=omitted)
+    assert "reasoning_effort" not in adapt_request(body, OTHER, omit=omitted)
 
 
 def test_the_given_request_is_not_changed() -> None:
@@ -213,5 +228,5 @@ def test_the_given_request_is_not_changed() -> None:
     }
     before = repr(body)
     for kind in ServerKind:
-        adapt_request(body, kind)
+        adapt_request(body, PROFILES[kind])
     assert repr(body) == before

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_servers import FakeServer, event_stream, listed, lm_studio, mlx_backend, ollama, vllm
 
+from dify_mlx_provider.servers import discovery
 from dify_mlx_provider.servers.requests import chat
+from dify_mlx_provider.upstream.cache import DEFAULT_TTL
 from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.errors import Refused
 
@@ -59,6 +62,20 @@ def test_refused_fields_are_omitted_one_after_the_other_and_remembered() -> None
         assert answer(server) == "ok"
         assert len(server.bodies) == 4
         assert server.bodies[3]["reasoning_effort"] == "high"
+
+
+@pytest.mark.parametrize("by", ["a form that is saved", "time"])
+def test_a_refusal_is_forgotten(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = ["reasoning_effort"]
+    with other(chat=lambda body: strict(*known)(body)) as server:
+        assert answer(server) == "ok"
+        known += ["chat_template_kwargs", "stream_options"]
+        if by == "time":
+            monkeypatch.setattr(discovery._refused_fields, "_clock", lambda: time.monotonic() + DEFAULT_TTL)
+        else:
+            discovery.forget_servers()
+        assert answer(server) == "ok"
+        assert {"stream_options", "chat_template_kwargs"} <= server.bodies[-1].keys()
 
 
 def test_a_refusal_is_remembered_for_one_model_only() -> None:
