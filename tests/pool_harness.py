@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from scripted_engine import ScriptedEngine
 
 from mlx_backend.models.spec import ModelSpec
-from mlx_backend.registry.base import Lease, LoadProgress, ModelStatus
+from mlx_backend.registry.base import Lease, ModelStatus
 from mlx_backend.registry.catalogue import Catalogue
-from mlx_backend.registry.model_pool import Clock, ModelPool
+from mlx_backend.registry.model_pool import Clock, LoadProgress, ModelPool
 
 SOON = 20  # seconds after which a test that waits for another thread gives up
 GB = 1 << 30

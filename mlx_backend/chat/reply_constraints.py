@@ -35,11 +35,6 @@ class ReplyConstraints:
         self._budgets = ReasoningBudgets(tokenizer, dialect)
         self._limits = limits
 
-    @property
-    def is_prepared(self) -> bool:
-        """Whether `prepare` has been done."""
-        return self._grammars.is_prepared
-
     def prepare(self) -> None:
         """Build what the first constrained reply would have to wait for. Raises GrammarError."""
         self._grammars.prepare()

@@ -103,11 +103,6 @@ class Service:
             # Not a daemon, as a thread of the loader's would be: the interpreter has to wait for foreign code.
             threading.Thread(target=self._prepare, name="grammars", daemon=False).start()
 
-    @property
-    def is_prepared(self) -> bool:
-        """Whether that has been built."""
-        return self._constraints.is_prepared
-
     def _prepare(self) -> None:
         try:
             self._constraints.prepare()

@@ -71,11 +71,6 @@ class Grammars:
         """Make what every constrained reply needs, if it is not there yet. Takes about 2 s for 200,000 tokens."""
         self._vocabulary.build()
 
-    @property
-    def is_prepared(self) -> bool:
-        """Whether `prepare` has nothing left to do."""
-        return self._vocabulary.is_built
-
     def json_object(self) -> Spec:
         """Constrain the answer to any JSON object."""
         return self._answer(self._rules.schema(_ANY_OBJECT, strict=False))

@@ -64,11 +64,6 @@ class Vocabulary:
         with self._lock:
             _ = self.tokens, self._text, self.line_breaks, self.grammar_tokenizer
 
-    @property
-    def is_built(self) -> bool:
-        """Whether everything large was made."""
-        return "grammar_tokenizer" in vars(self)
-
     def encode(self, text: str) -> list[int]:
         """Tokenise text in which markers are the dialect's own."""
         for marker, suffixed in self._suffixed.items():

@@ -195,7 +195,8 @@ class Worker:
         busy = EngineBusy(f"The server is busy: {len(self._queue)} embedding requests are waiting.")
         leaving = [job for job in self._queue if job.closed]
         if not leaving:
-            if not self._queue.may_displace(share):
+            running = [self._current] if self._current is not None else []
+            if not self._queue.may_displace(share, running):
                 raise busy
             leaving = [self._queue.displaced()]
         for job in leaving:
@@ -216,6 +217,7 @@ class Worker:
             while self._load_error is None and (job := self._next_job()) is not None:
                 has_more = self._advance(job)
                 with self._changed:
+                    self._current = None
                     if has_more:
                         self._enqueue(job)
                     else:
@@ -237,7 +239,6 @@ class Worker:
     def _next_job(self) -> EmbeddingJob | None:
         """Wait for a job; None when the worker stops."""
         with self._changed:
-            self._current = None
             while not self._queue and not self._stopping:
                 self._changed.wait()
             if self._stopping:

@@ -31,6 +31,8 @@ class ModelInfo:
     image_support: ImageSupport = ImageSupport.NONE
     unbatched: str = ""
     """Why replies are not decoded together; empty if they are."""
+    caches_prompts: bool = False
+    """Whether a warm-up (a request without a reply) is of use to the requests after it."""
     available_context: Callable[[], int | None] = lambda: None
     """Returns how many tokens of prompt and reply fit into memory now. From any thread."""
     set_waker: Callable[[Callable[[], None]], None] = lambda wake: None

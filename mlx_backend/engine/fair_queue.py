@@ -7,7 +7,7 @@
 What a client was served is a virtual token counter, as in "Fairness in Serving Large Language Models" (Sheng et al.,
 OSDI 2024). A client that has had nothing waiting comes back at the level of those that wait now: what was not used is
 not saved up. So a client that sends one request waits for a request or two of each other client, however many those
-have sent. In a full queue, the last job of the client that has the most gives way.
+have sent. In a full queue, the last job of the client that has the most gives way, if it has one that waits.
 
 Knows no requests and no threads. A queue may be filled by one thread and served by another: `share_of` and
 `may_displace`, and `submitted` of a share, belong to whoever submits; all else to whoever serves.
@@ -16,12 +16,12 @@ Knows no requests and no threads. A queue may be filled by one thread and served
 from __future__ import annotations
 
 from bisect import insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 SECONDS_PER_PRIORITY = 30.0
 """A job is queued as if it had come so much later for each step of its priority number: so none is overtaken for ever,
@@ -84,9 +84,15 @@ class FairQueue[J: QueuedJob]:
         self._shares.move_to_end(name)
         return share
 
-    def may_displace(self, share: ClientShare) -> bool:
-        """Whether another client has so many jobs that one of them should give way to one more of this client."""
-        return any(each.unfinished > share.unfinished + 1 for each in self._shares.values())
+    def may_displace(self, share: ClientShare, running: Iterable[J]) -> bool:
+        """Whether `displaced` would be a job of another client if this one queued one more.
+
+        So it is if a client has a job that waits, and with those of its jobs that are `running` more than this one.
+        """
+        num_running = Counter(job.share for job in running)
+        return any(
+            share.unfinished + 1 < each.unfinished > num_running[each] for each in self._shares.values()
+        )
 
     def _forget_idle(self) -> None:
         idle = [each.name for each in self._shares.values() if not each.unfinished]
@@ -131,6 +137,9 @@ class FairQueue[J: QueuedJob]:
         return min(self._jobs, key=rank)  # The first of equals.
 
     def displaced(self) -> J:
-        """Return the job that gives way: the last of the client with the most. The queue is not empty."""
+        """Return the job that gives way. The queue is not empty.
+
+        It is the last of the client that has most jobs, those that run included, among the clients with a job here.
+        """
         most = max(job.share.unfinished for job in self._jobs)
         return next(job for job in reversed(self._jobs) if job.share.unfinished == most)

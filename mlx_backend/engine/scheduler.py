@@ -141,7 +141,8 @@ class Scheduler:
         with self._submitting:
             share = self._queue.share_of(request.client)
             unfinished = len(self._unfinished)
-            if unfinished >= self._max_running + self._max_waiting and not self._queue.may_displace(share):
+            is_full = unfinished >= self._max_running + self._max_waiting
+            if is_full and not self._queue.may_displace(share, list(self._running.values())):
                 raise self._busy(f"The server is busy: {unfinished} requests are running or waiting already")
             share.submitted += 1
             job = Job(next(self._keys), request, share)
@@ -248,7 +249,8 @@ class Scheduler:
         """Fail the requests concerned, unload, and wait unless this is the first failure. False: stop."""
         self._failures += 1
         again = self._failures > 1
-        delay = min(MAX_RESTART_DELAY, self._first_restart_delay * 2 ** (self._failures - 2))
+        doublings = min(self._failures - 2, 16)
+        delay = min(MAX_RESTART_DELAY, self._first_restart_delay * 2**doublings)
         self._restart_delay = delay if again else 0.0
         self._restart_reason = f"The engine broke and is being restarted: {_described(error)}"
         failure = EngineFailed(self._restart_reason, self._retry_after())
@@ -335,7 +337,9 @@ class Scheduler:
         """Refuse the request that gives way in a full queue."""
         job = self._queue.displaced()
         self._queue.remove(job)
-        text = f"The server is busy, and {job.share.unfinished} of the requests that wait or run are yours"
+        count = job.share.unfinished
+        verb = "is" if count == 1 else "are"
+        text = f"The server is busy, and {count} of the requests that wait or run {verb} yours"
         self._finish(job, self._busy(text))
 
     def _admit(self) -> None:
@@ -355,7 +359,7 @@ class Scheduler:
                 self._running[job.key] = job
 
     def _deliver(self, key: int, outcome: Outcome) -> None:
-        if self._warmups.running is not None and self._warmups.is_outcome(key, outcome):
+        if self._warmups.is_outcome(key, outcome):
             return
         job = self._running[key]
         match outcome:

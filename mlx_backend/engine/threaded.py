@@ -78,7 +78,12 @@ class Engine:
         return self._scheduler.submit(self._checked(request))
 
     def prewarm(self, make_start: Callable[[], PromptStart], adapter: str | None = None) -> None:
-        """Prefill the beginning of a prompt that is likely to come, while nothing else is to be done."""
+        """Prefill the beginning of a prompt that is likely to come, while nothing else is to be done.
+
+        `make_start` is called then, on the engine thread; never if no prompts are cached here.
+        """
+        if not self._info.caches_prompts:
+            return
 
         def make_request() -> GenerationRequest:
             start = make_start()

@@ -20,18 +20,6 @@ type ModelState = Literal[
 ]
 
 
-class LoadProgress(Protocol):
-    """What a load reports, from any thread. Raises EngineStopped when the model is no longer wanted."""
-
-    def __call__(self, fraction: float) -> None:
-        """Report the fraction of the weights that is in memory, from 0 to 1."""
-        ...
-
-    def downloaded(self, done: int, total: int) -> None:
-        """Report how many bytes of the files are on this machine."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
     """A servable model's current state. `percent` is how far it is downloaded, or loaded, in bytes `done` of `total`.

@@ -33,7 +33,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from mlx_backend.device.memory import format_bytes
-from mlx_backend.errors import EngineError, EngineStopped
+from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
 from mlx_backend.preparation import current
 from mlx_backend.registry.base import Lease, ModelStatus
 from mlx_backend.registry.errors import InsufficientMemory, ModelError, ModelLoading, UnknownModel, copy_error
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.base import EngineStatus
     from mlx_backend.models.spec import ModelSpec
-    from mlx_backend.registry.base import LoadProgress, ModelState
+    from mlx_backend.registry.base import ModelState
     from mlx_backend.registry.catalogue import Catalogue
 
 log = logging.getLogger(__name__)
@@ -285,8 +285,7 @@ class ModelPool[S: LoadedService]:
                 return UnloadResult.PINNED
             if not entry.is_idle:
                 if entry.state != "unloading":
-                    entry.draining = True
-                    self._wake_unloader()
+                    self._drain(entry)
                 return UnloadResult.DRAINING
             entry.state = "unloading"
         self._stop_engine(entry, "as requested")
@@ -308,7 +307,10 @@ class ModelPool[S: LoadedService]:
             ]
 
     def services(self) -> dict[str, S]:
-        """Return the ready services by name, to look at and not to use. Keep none: it would stay in memory."""
+        """Return the ready services by name.
+
+        For reading only; a reference that is kept would hold the model in memory.
+        """
         with self._changed:
             return {entry.spec.name: entry.service for entry in self._ready() if entry.service}
 
@@ -388,13 +390,11 @@ class ModelPool[S: LoadedService]:
 
     def _discard(self, lease: Lease[S]) -> None:
         """Release a lease on a stopped engine, and unload it when its other leases have been released too."""
-        with self._changed:
+        with lease, self._changed:
             entry = self._entries.get(lease.name)
             if entry is not None and entry.service is lease.service:
                 log.warning("The engine of %s has stopped; it is loaded again.", lease.name)
-                entry.draining = True
-                self._wake_unloader()
-        lease.release()
+                self._drain(entry)
 
     def _wait_for(self, attempt: LoadAttempt | None, spec: ModelSpec, deadline: float) -> None:
         """Wait until something has changed.
@@ -417,6 +417,8 @@ class ModelPool[S: LoadedService]:
         finally:
             if attempt is not None:
                 attempt.waiters -= 1
+                if not attempt.waiters:  # a loaded model that no request takes may be due
+                    self._unload_due.notify()
 
     def _notify(self) -> None:
         with self._changed:
@@ -427,24 +429,24 @@ class ModelPool[S: LoadedService]:
     def _enqueue(self, entry: ModelEntry[S], spec: ModelSpec) -> LoadAttempt | None:
         """Queue a load, after a download if need be; None if the queue is full. Call this with the lock held.
 
-        Before its retry delay is over, a failed model raises the error of its last load.
+        Before its retry delay is over, a failed model raises the error of its last load. Raises EngineBusy, and leaves
+        all as it was, if a thread cannot be started; one that is started waits for the lock.
         """
         if entry.state == "failed" and entry.attempt is not None and self._clock.now() < entry.retry_at:
             entry.attempt.raise_if_failed()
         if len(self._queue) + len(self._downloads) >= MAX_QUEUED:
             return None
         attempt = LoadAttempt()
-        entry.spec, entry.state, entry.attempt = spec, "loading", attempt
+        if self._loader is None:
+            self._loader = _start_thread("model-loader", self._load_queued)
+        if spec.ttl is not None:
+            self._start_unloader()
         if self._fetch_files is None:
             self._queue.append((entry, attempt))
         else:
             download = partial(self._download, entry, attempt, self._fetch_files)
-            thread = threading.Thread(target=download, name="model-download", daemon=True)
-            self._downloads.add(thread)
-            thread.start()
-        if self._loader is None:
-            self._loader = threading.Thread(target=self._load_queued, name="model-loader", daemon=True)
-            self._loader.start()
+            self._downloads.add(_start_thread("model-download", download))
+        entry.spec, entry.state, entry.attempt = spec, "loading", attempt
         self._changed.notify_all()
         return attempt
 
@@ -455,12 +457,12 @@ class ModelPool[S: LoadedService]:
         fetch: Callable[[ModelSpec, LoadProgress], None],
     ) -> None:
         """Download what is missing of a model, and queue it to be loaded. A download's thread."""
-        spec = entry.spec
+        with self._changed:
+            spec, attempt.started_at = entry.spec, self._clock.now()
         error: Exception | None = None
-        attempt.started_at = self._clock.now()
         try:
             size = self._size_of(spec)
-            fetch(spec, _Report(partial(self._record, entry, attempt), size))
+            fetch(spec, LoadProgress(partial(self._record, entry, attempt), size))
         except BaseException as raised:  # whatever it is, no request may be left waiting
             error = _public_error(raised, spec.name)
         with self._changed:
@@ -493,7 +495,7 @@ class ModelPool[S: LoadedService]:
         size = 0
         try:
             size = self._make_room(spec)
-            service = self._load_service(spec, _Report(partial(self._record, entry, attempt), size))
+            service = self._load_service(spec, LoadProgress(partial(self._record, entry, attempt), size))
             if not size:  # it was not known before the download
                 with suppress(InsufficientMemory):
                     size = self._make_room(spec)
@@ -533,8 +535,7 @@ class ModelPool[S: LoadedService]:
             attempt.finished, attempt.percent = True, 100
             entry.state, entry.service, entry.size = "ready", service, size
             entry.last_used, entry.failures = now, 0
-            if entry.draining or entry.spec.ttl is not None:
-                self._wake_unloader()
+            self._unload_due.notify()
             self._changed.notify_all()
         self._on_status(entry.status())
         log.info("Loaded %s in %.1f s.", entry.spec.name, now - (attempt.started_at or now))
@@ -582,14 +583,15 @@ class ModelPool[S: LoadedService]:
 
     # -- unloading -------------------------------------------------------------------------------------------
 
-    def _wake_unloader(self) -> None:
-        """Have the unloader look again for what is due; call this with the lock held."""
-        if self._unloader is None:
-            self._unloader = threading.Thread(
-                target=self._unload_due_models, name="model-unloader", daemon=True
-            )
-            self._unloader.start()
+    def _drain(self, entry: ModelEntry[S]) -> None:
+        """Have a model unloaded once it is idle; call this with the lock held. Raises EngineBusy."""
+        self._start_unloader()
+        entry.draining = True
         self._unload_due.notify()
+
+    def _start_unloader(self) -> None:
+        if self._unloader is None:
+            self._unloader = _start_thread("model-unloader", self._unload_due_models)
 
     def _unload_due_models(self) -> None:
         """Unload each model when it is due, until the pool stops. The unloader's thread."""
@@ -621,8 +623,11 @@ class ModelPool[S: LoadedService]:
         log.info("Unloaded %s, %s.", entry.spec.name, reason)
 
 
-class _Report:
-    """Implements `LoadProgress` for a model of `size` bytes: calls `record` with stage, done, total and fraction."""
+class LoadProgress:
+    """What a load of `size` bytes reports to, from any thread. Raises EngineStopped when the model is no longer wanted.
+
+    It calls `record` with stage, done, total and fraction.
+    """
 
     def __init__(
         self, record: Callable[[Literal["downloading", "loading"], int, int, float], None], size: int
@@ -631,11 +636,23 @@ class _Report:
         self._size = size
 
     def __call__(self, fraction: float) -> None:
+        """Report the fraction of the weights that is in memory, from 0 to 1."""
         if math.isfinite(fraction):
             self._record("loading", int(self._size * min(1.0, max(0.0, fraction))), self._size, fraction)
 
     def downloaded(self, done: int, total: int) -> None:
+        """Report how many bytes of the files are on this machine."""
         self._record("downloading", done, total, done / total if total else 0.0)
+
+
+def _start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        text = "No thread could be started to load or unload the model; try again in 5 s."
+        raise EngineBusy(text, retry_after=5) from error
+    return thread
 
 
 def choose_evictions[S](

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from mlx_backend.models.engine_options import EngineOptions
     from mlx_backend.models.files import ModelType
     from mlx_backend.models.spec import ModelSpec
-    from mlx_backend.registry.base import Lease, LoadProgress
+    from mlx_backend.registry.base import Lease
     from mlx_backend.registry.catalogue import Catalogue
+    from mlx_backend.registry.model_pool import LoadProgress
     from mlx_backend.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -151,6 +151,37 @@ def test_who_has_as_much_as_the_others_displaces_nobody() -> None:
             each.close()
 
 
+def test_who_comes_is_refused_where_those_with_more_have_nothing_that_waits() -> None:
+    with engine_of(*[LONG] * 4, gated=True, max_concurrent=2, max_waiting=2) as engine:
+        running = [engine.generate(of("many")) for _ in range(2)]
+        engine.advance(1)
+        for each in running:
+            take(each, 1)
+        waiting = [engine.generate(of(name)) for name in ("a", "b")]
+        with pytest.raises(EngineBusy, match="4 requests are running or waiting"):
+            engine.generate(of("one"))
+        for each in (*running, *waiting):
+            each.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_may_displace_is_not_displaced(seed: int) -> None:
+    chosen = random.Random(seed)
+    queue, running = Queue(), []
+    for _ in range(20):
+        job = queue.add(chosen.choice("abcd"))
+        if chosen.random() < 0.5:
+            queue.queue.remove(job)
+            running.append(job)
+    for name in "abcde":
+        may = queue.queue.may_displace(queue.queue.share_of(name), running)
+        newest = queue.add(name)
+        displaced = queue.queue.displaced()
+        assert may is (displaced.share is not newest.share)
+        queue.queue.remove(newest)
+        newest.share.finished += 1
+
+
 def test_clients_who_left_are_forgotten_when_there_are_many() -> None:
     queue: FairQueue[Job] = FairQueue()
     busy = queue.share_of("busy")

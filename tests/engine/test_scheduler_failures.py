@@ -100,6 +100,19 @@ def test_an_engine_that_cannot_be_loaded_again_is_tried_until_it_can() -> None:
     scheduler.stop()
 
 
+def test_an_engine_that_failed_two_thousand_times_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlx_backend.engine.scheduler.MAX_RESTART_DELAY", 0)
+    batch = FailingBatch(failures=1, failed_loads=2000)
+    scheduler = Scheduler(batch)
+    scheduler.start()
+    broken = scheduler.submit(request())
+    batch.gate.set()
+    with pytest.raises(EngineFailed):
+        list(broken)
+    assert batch.reloaded.wait(SOON)
+    scheduler.stop()
+
+
 def test_stopping_fails_every_request_and_may_be_done_twice_and_by_any_thread() -> None:
     with engine_of(LONG, LONG, gated=True, max_concurrent=1) as engine:
         generations = [engine.generate(request()) for _ in range(2)]

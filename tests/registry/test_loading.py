@@ -2,6 +2,7 @@
 
 import gc
 import math
+import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import pytest
 from pool_harness import GB, SOON, FakeService, PoolHarness, error_of, spec
 
 from mlx_backend.engine.base import GenerationRequest
-from mlx_backend.errors import EngineError, EngineStopped
+from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.errors import ModelLoading, UnknownModel
@@ -42,6 +43,49 @@ def test_requests_that_arrive_during_a_load_share_it(
     assert len({id(lease.service) for lease in leases}) == 1
     assert harness.status("a").in_use == 10
     assert harness.loads == ["a"]
+
+
+@pytest.mark.parametrize("name", ["model-loader", "model-unloader", "model-download"])
+def test_a_request_for_which_no_thread_can_be_started_changes_nothing(
+    harness: PoolHarness, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    pool = harness.serve(spec("a", ttl=60), downloads=True)
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        for _ in range(MAX_QUEUED + 1):
+            with pytest.raises(EngineBusy, match="No thread could be started"):
+                pool.acquire("a", math.inf)
+        assert harness.status("a").state == "unloaded"
+    pool.acquire("a", math.inf).release()
+    harness.clock.advance(60)
+    harness.wait_for_state("a", "unloaded")
+    assert harness.loads == ["a"]
+
+
+def test_a_model_that_no_thread_can_unload_when_it_is_asked_for_serves_on(
+    harness: PoolHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = harness.serve(spec("a"))
+    lease = pool.acquire("a", SOON)
+
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(EngineBusy):
+            pool.unload("a")
+    pool.acquire("a", 0).release()
+    pool.unload("a")
+    lease.release()
+    harness.wait_for_state("a", "unloaded")
 
 
 def test_models_are_loaded_one_after_another_in_the_order_requested(

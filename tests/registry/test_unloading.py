@@ -11,6 +11,7 @@ from pool_harness import SOON, FakeService, PoolHarness, error_of, pool_threads,
 
 from mlx_backend.errors import EngineStopped
 from mlx_backend.models.spec import ModelSpec
+from mlx_backend.preparation import Preparation, PreparationCancelled
 from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.errors import ModelLoading, UnknownModel
 from mlx_backend.registry.model_pool import ModelPool, UnloadResult
@@ -154,6 +155,43 @@ def test_a_model_unloaded_during_its_load_with_nobody_waiting_is_unloaded_at_its
     gate.set()
     harness.wait_for_state("a", "unloaded")
     assert harness.loads == ["a"]
+
+
+@pytest.mark.parametrize("by", ["request", "time"])
+def test_a_model_is_unloaded_although_the_last_who_waited_for_it_gave_up_when_it_was_ready(
+    harness: PoolHarness, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    pool = harness.serve(spec("a", ttl=60 if by == "time" else None))
+    gate, unloader_sleeps = harness.pause_load("a"), threading.Event()
+    preparation = Preparation()
+
+    def acquire() -> None:
+        with preparation.running():
+            pool.acquire("a", math.inf)
+
+    def wait(condition: threading.Condition, _seconds: float) -> None:
+        """Sleep until there is something to see, as a thread may that gets no processor in between."""
+        with harness.clock.wait_started:
+            harness.clock.wait_started.notify_all()
+        if condition is pool._changed:
+            assert condition.wait_for(lambda: preparation.is_cancelled, SOON)
+            return
+        if harness.status("a").state == "ready":
+            unloader_sleeps.set()
+        condition.wait()
+
+    monkeypatch.setattr(harness.clock, "wait", wait)
+    pending = executor.submit(acquire)
+    harness.wait_for_waiters("a", 1)
+    if by == "request":
+        assert pool.unload("a") is UnloadResult.DRAINING
+    gate.set()
+    assert unloader_sleeps.wait(SOON)
+    harness.clock.advance(60)
+    preparation.cancel()
+    with pytest.raises(PreparationCancelled):
+        pending.result(SOON)
+    harness.wait_for_state("a", "unloaded")
 
 
 def test_a_pinned_model_is_not_unloaded(harness: PoolHarness) -> None:

@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import mlx.core as mx
 
@@ -125,6 +125,7 @@ class MLXBatch:
             sampling_defaults=model.sampling_defaults,
             adapters=tuple(options.adapters),
             unbatched=runtime.abilities.unbatched,
+            caches_prompts=runtime.prefix_store.enabled,
             image_processor=runtime.vision,
             image_support=support_of(model.folder, runtime.vision),
             available_context=partial(_available_context, runtime.cache_budget, context_length),
@@ -137,7 +138,8 @@ class MLXBatch:
         if self._runtime is not None:
             self._runtime.close()
             self._runtime = None
-            del self.prefill_queue, self.draft_pacer, self._text_mask
+        for name in ("prefill_queue", "draft_pacer", "_text_mask"):  # as far as `load` came
+            vars(self).pop(name, None)
         self.sequences.clear()
         self._preempted.clear()
         self._decoders.clear()
@@ -174,8 +176,6 @@ class MLXBatch:
 
         Raises EngineRefused if they never can, EngineBusy if other models leave no room for them even alone.
         """
-        if request.max_tokens == 0 and not self.runtime.prefix_store.enabled:
-            raise EngineRefused("No prefixes are cached here, so there is nothing to warm up.")
         window, length = self._options.max_kv_size, len(request.prompt)
         # What a prompt that slides leaves in its caches would depend on how it was cut into chunks.
         if window is not None and length > window:
@@ -417,8 +417,7 @@ class MLXBatch:
             yield sequence.key, TokenDelta(each.token, text, each.logprobs)
             if each.finish_reason is not None:
                 ended.append(sequence)
-                drafts = sequence.drafts
-                yield sequence.key, Ended(each.finish_reason, drafts.proposed, drafts.accepted)
+                yield _ended(sequence, each.finish_reason)
         failed = [sequence for sequence in decoder.sequences if sequence.sampler.error is not None]
         for sequence in failed:
             yield (
@@ -474,28 +473,25 @@ class MLXBatch:
 
     def _extend_reservations(self, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
         """Reserve more for replies that outgrow their reservations, preempting the least urgent until it fits."""
+        budget = self.runtime.cache_budget
         for sequence in list(decoder.sequences):
-            if sequence in self._preempted or len(
-                sequence.tokens
-            ) < self.runtime.cache_budget.reserved_tokens(sequence.key):
+            length = len(sequence.tokens)
+            if sequence in self._preempted or length < budget.reserved_tokens(sequence.key):
                 continue
             max_tokens = len(sequence.request.prompt) + sequence.request.max_tokens
-            tokens = min(max_tokens, len(sequence.tokens) + RESERVED_REPLY_TOKENS)
-            tokens = self.runtime.cache_budget.fitting(tokens, len(sequence.tokens) + 1)
-            self.runtime.cache_budget.reserve(sequence.key, tokens, sequence.adapter)
+            tokens = budget.fitting(min(max_tokens, length + RESERVED_REPLY_TOKENS), length + 1)
+            budget.reserve(sequence.key, tokens, sequence.adapter)
             self.runtime.prefix_store.evict_to_fit()
-            while self.runtime.cache_budget.lacks_room and sequence not in self._preempted:
+            while budget.lacks_room and sequence not in self._preempted:
                 others = [other for other in self.sequences.values() if other not in self._preempted]
                 if len(others) > 1:
                     self.preempt(max(others, key=lambda other: (other.request.priority, other.key)))
                     continue
-                if (
-                    self.runtime.cache_budget.used > self.runtime.cache_budget.reservation.max_room
-                ):  # alone: it cannot get any longer
+                if budget.used > budget.reservation.max_room:  # alone: it cannot get any longer
                     self._leave(decoder, [sequence])
                     self._drop_empty_decoders()
                     self._forget(sequence)
-                    yield sequence.key, Ended("length")
+                    yield _ended(sequence, "length")
                 break
 
     def preempt(self, sequence: DecodingSequence) -> None:
@@ -511,15 +507,13 @@ class MLXBatch:
         self._preempted.append(sequence)
 
     def _resume_preempted(self) -> None:
+        budget = self.runtime.cache_budget
         while self._preempted:
             sequence = self._preempted[0]
             reply = min(sequence.request.max_tokens - sequence.num_emitted, RESERVED_REPLY_TOKENS)
-            tokens = self.runtime.cache_budget.fitting(len(sequence.tokens) + reply, len(sequence.tokens) + 1)
+            tokens = budget.fitting(len(sequence.tokens) + reply, len(sequence.tokens) + 1)
             is_alone = len(self._preempted) == len(self.sequences)
-            if not (
-                is_alone
-                or self.runtime.cache_budget.fits(tokens, sequence.adapter, sequence.images.seeing_bytes(0))
-            ):
+            if not (is_alone or budget.fits(tokens, sequence.adapter, sequence.images.seeing_bytes(0))):
                 return
             self._enqueue(self._preempted.popleft(), tokens)
 
@@ -536,6 +530,10 @@ def computes_ahead() -> bool:
     A CPU has nearly finished a step once it is started; a GPU can be given the next one meanwhile.
     """
     return is_gpu()
+
+
+def _ended(sequence: DecodingSequence, reason: Literal["stop", "length"]) -> tuple[int, Ended]:
+    return sequence.key, Ended(reason, sequence.drafts.proposed, sequence.drafts.accepted)
 
 
 def _available_context(cache_budget: KVCacheBudget, context_length: int) -> int:

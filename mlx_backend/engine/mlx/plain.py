@@ -119,8 +119,6 @@ class PlainBatch:
         """Say yes to every request that it can run. Raises EngineRefused for the others."""
         if request.images or request.logprobs is not None:
             raise EngineRefused("The plain engine sees no images, and gives no log probabilities.")
-        if not request.max_tokens:
-            raise EngineRefused("The plain engine caches no prompts, so there is nothing to warm up.")
         return True
 
     def insert(self, key: int, request: GenerationRequest) -> None:

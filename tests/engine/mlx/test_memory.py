@@ -44,6 +44,16 @@ def test_a_reply_without_a_limit_of_its_own_gets_all_tokens_that_fit(windowed: P
             reply_tokens(engine, too_long)
 
 
+def test_a_reply_that_ends_because_memory_does_reports_its_drafts(windowed: Path) -> None:
+    memory = room_beside(windowed, 420_000)
+    with load_engine(windowed, memory_bytes=memory, draft_from_text=True) as engine:
+        request = GenerationRequest(prompt=[20, 21, 22] * 20, max_tokens=1000, expected_tokens=20)
+        *_, end = engine.generate(request)
+    assert isinstance(end, Finished)
+    assert end.completion_tokens < 1000
+    assert end.drafted_tokens > 0
+
+
 def test_a_request_without_a_limit_of_its_own_that_needs_all_memory_waits_for_the_others(
     windowed: Path,
 ) -> None:

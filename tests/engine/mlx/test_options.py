@@ -300,6 +300,20 @@ def test_a_warm_up_uses_the_adapter_it_is_for(windowed: Path, tmp_path: Path) ->
             assert name or found[0] == 0
 
 
+def test_without_cached_prefixes_no_warm_up_is_rendered(windowed: Path) -> None:
+    rendered = threading.Event()
+
+    def make_start() -> PromptStart:
+        rendered.set()
+        return PromptStart(list(range(20, 90)))
+
+    with load_engine(windowed, cache_bytes=0) as engine:
+        engine.prewarm(make_start)
+        for _ in range(2):  # between them the queue is empty
+            list(engine.generate(GenerationRequest(prompt=[20] * 9, max_tokens=2)))
+    assert not rendered.is_set()
+
+
 def test_a_warm_up_of_a_cached_prompt_prefills_nothing(
     windowed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

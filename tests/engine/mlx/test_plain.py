@@ -217,9 +217,17 @@ def test_what_it_lacks_is_refused_by_name(plain: Engine, qwen: Path) -> None:
 
 def test_a_prompt_that_is_likely_to_come_is_not_prefilled(plain: Engine) -> None:
     request = asked(plain, QUESTIONS[0])
-    plain.prewarm(lambda: PromptStart(request.prompt))
+    asked_for: list[str] = []
+
+    def make_start() -> PromptStart:
+        asked_for.append("a warm-up")
+        return PromptStart(request.prompt)
+
+    plain.prewarm(make_start)
     assert isinstance((end := list(plain.generate(request))[-1]), Finished)
     assert end.cached_tokens == 0
+    list(plain.generate(request))  # after it the queue was empty
+    assert not asked_for
 
 
 def test_its_weights_are_reserved_while_it_is_loaded(qwen: Path) -> None:

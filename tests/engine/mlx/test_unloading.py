@@ -30,6 +30,23 @@ def test_nothing_is_admitted_before_loading_and_after_unloading(batch: MLXBatch)
         batch.admits(GenerationRequest(prompt=[9], max_tokens=1))
 
 
+def test_a_load_that_fails_half_way_leaves_nothing_and_may_be_repeated(
+    batch: MLXBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 99 bytes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mlx_backend.engine.mlx.batch.text_token_mask", fail)
+        with pytest.raises(RuntimeError, match="malloc"):
+            batch.load(lambda _share: None)
+    batch.unload()
+    assert batch._device.memory.reserved == 0
+    batch.load(lambda _share: None)
+    assert batch.admits(GenerationRequest(prompt=[9], max_tokens=1))
+    batch.unload()
+
+
 def test_an_unloaded_model_is_freed_at_once_and_not_by_the_garbage_collector(batch: MLXBatch) -> None:
     gc.collect()
     gc.disable()
