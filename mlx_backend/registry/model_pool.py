@@ -257,7 +257,8 @@ class ModelPool[S: LoadedService]:
         """Lease a model, loading it if necessary.
 
         Raises UnknownModel, ModelNotAllowed, InsufficientMemory, ModelLoading after `wait` seconds, EngineStopped
-        when the pool is stopping, and what loading raised: the same error until the retry delay is over.
+        when the pool is stopping, EngineBusy if no thread can be started for it, and what loading raised: the same
+        error until the retry delay is over.
         """
         spec = self.find(name)
         deadline = self._clock.now() + max(0.0, wait)
@@ -275,7 +276,10 @@ class ModelPool[S: LoadedService]:
             self._acquire(self.find(spec.name), math.inf, is_reported=True).release()
 
     def unload(self, name: str) -> UnloadResult:
-        """Unload a model: at once if it is idle, else after its replies. Requests from now on reload it."""
+        """Unload a model: at once if it is idle, else after its replies. Requests from now on reload it.
+
+        Raises EngineBusy if no thread can be started that would wait for the replies.
+        """
         spec = self._catalogue.find(name)
         with self._changed:
             entry = self._entries.get(spec.name)
