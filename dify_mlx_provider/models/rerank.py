@@ -8,7 +8,7 @@ from dify_plugin import RerankModel
 from dify_plugin.entities.model.rerank import RerankDocument, RerankResult
 
 from dify_mlx_provider.dify_errors import DifyErrorMapping
-from dify_mlx_provider.knowledge.rerank import rank
+from dify_mlx_provider.knowledge import rank
 from dify_mlx_provider.settings.model_schema import ServerSchemas
 from dify_mlx_provider.settings.validation import validate_by_trial
 from dify_mlx_provider.upstream.credentials import Credentials

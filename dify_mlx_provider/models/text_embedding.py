@@ -10,7 +10,7 @@ from dify_plugin.entities.model import EmbeddingInputType, PriceType
 from dify_plugin.entities.model.text_embedding import EmbeddingUsage, TextEmbeddingResult
 
 from dify_mlx_provider.dify_errors import DifyErrorMapping
-from dify_mlx_provider.knowledge.embeddings import embed
+from dify_mlx_provider.knowledge import embed
 from dify_mlx_provider.servers.token_count import count_tokens_each
 from dify_mlx_provider.settings.model_schema import ServerSchemas
 from dify_mlx_provider.settings.validation import validate_by_trial

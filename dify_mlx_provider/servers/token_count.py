@@ -40,12 +40,11 @@ _NOT_IN_PROMPT = ("stream", "stream_options", "max_tokens")
 _counts: TtlCache[int] = TtlCache(60.0, max_entries=512)
 
 
+type _Count = Annotated[int, Field(strict=True, ge=0)]
+
+
 class _TokenCount(ServerAnswer):
-    count: int = Field(strict=True, ge=0)
-
-
-class _TokenCounts(ServerAnswer):
-    count: list[Annotated[int, Field(strict=True, ge=0)]]
+    count: _Count | list[_Count]
 
 
 def estimate_tokens(text: str) -> int:
@@ -60,7 +59,12 @@ def count_tokens(credentials: Credentials, request: Mapping[str, Any]) -> int | 
         return None
     prompt = {name: value for name, value in request.items() if name not in _NOT_IN_PROMPT}
     key = hashlib.sha256(json.dumps([credentials.base_url, prompt], sort_keys=True).encode()).hexdigest()
-    return _counts.get(key, lambda: _fetch_count(credentials, prompt))
+
+    def fetch() -> int | None:
+        counted = _fetch_count(Probe(credentials), credentials, prompt)
+        return counted if isinstance(counted, int) else None
+
+    return _counts.get(key, fetch)
 
 
 def count_tokens_each(credentials: Credentials, model: str, texts: Sequence[str]) -> list[int]:
@@ -71,8 +75,8 @@ def count_tokens_each(credentials: Credentials, model: str, texts: Sequence[str]
         info = discovery.find_model(model, credentials, "embedding")
         probe, name = Probe(credentials), model if info is None else info.name
         for batch in _batches(texts):
-            counted = _fetch_counts(probe, credentials, name, batch)
-            if counted is None:
+            counted = _fetch_count(probe, credentials, {"model": name, "prompt": list(batch)})
+            if not isinstance(counted, list) or len(counted) != len(batch):
                 break
             counts += counted
     return counts + [estimate_tokens(text) for text in texts[len(counts) :]]
@@ -91,15 +95,9 @@ def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
         yield texts[start:]
 
 
-def _fetch_counts(
-    probe: Probe, credentials: Credentials, model: str, texts: Sequence[str]
-) -> Sequence[int] | None:
-    response = probe.send("POST", f"{credentials.base_url}/tokenize", {"model": model, "prompt": list(texts)})
-    answer = response.parse_as(_TokenCounts) if response is not None else None
-    return answer.count if answer is not None and len(answer.count) == len(texts) else None
-
-
-def _fetch_count(credentials: Credentials, request: Mapping[str, Any]) -> int | None:
-    response = Probe(credentials).send("POST", f"{credentials.base_url}/tokenize", request)
+def _fetch_count(
+    probe: Probe, credentials: Credentials, request: Mapping[str, Any]
+) -> int | list[int] | None:
+    response = probe.send("POST", f"{credentials.base_url}/tokenize", request)
     answer = response.parse_as(_TokenCount) if response is not None else None
     return answer.count if answer is not None else None

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_servers import FakeServer, listed, llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
 
-from dify_mlx_provider.knowledge.embeddings import embed
-from dify_mlx_provider.knowledge.rerank import rank
+from dify_mlx_provider.knowledge import embed, rank
 from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.errors import Refused, ServerError
 

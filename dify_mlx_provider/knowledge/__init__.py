@@ -1,1 +1,0 @@
-"""A knowledge base's models: embeddings and rerank. Knows no HTTP."""
