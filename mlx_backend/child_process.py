@@ -8,14 +8,16 @@ fill the memory, and no thread can be stopped while it does that in C. A process
     nothing else     no variables of the environment, such as keys; no files to write; no signals of a terminal
 
 A process reads requests from a pipe and answers them one at a time until the pipe ends, as it does with the server,
-however that ends. One that goes beyond a limit dies, and the next request gets a new one. Knows nothing of what the
-functions do.
+however that ends. One that goes beyond a limit dies, and the next request gets a new one. How it died tells which limit
+that was (`_OUT_OF_MEMORY`); any other end is a fault of this program or of its installation, and no request's. Knows
+nothing of what the functions do.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -29,7 +31,7 @@ from selectors import EVENT_READ, DefaultSelector
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mlx_backend.errors import EngineBusy
+from mlx_backend.errors import EngineBusy, EngineError
 from mlx_backend.preparation import Slots, current
 
 if TYPE_CHECKING:
@@ -43,11 +45,27 @@ _WATCH_SECONDS: Final = 0.25
 """Seconds between two looks at the memory of a process, where the system does not limit it."""
 _HEADER: Final = Struct("<Qd")
 """What comes before a request or an answer: its bytes, and the seconds that it may take or has taken."""
+_MEMORY_STATUS: Final = 86
+"""The status of a process that Python's MemoryError has ended."""
+_OUT_OF_MEMORY: Final = {
+    _MEMORY_STATUS,
+    *(-each for each in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGKILL)),
+}
+"""The statuses of a process that could get no more memory.
+
+Rust and C++ abort then, and C may write to an address that is not its own. SIGKILL comes from the system, or from here
+for more than `MAX_MEMORY` or `_MAX_ANSWER`.
+"""
+_MAX_LOGGED: Final = 4000
+"""Characters of what a process wrote before it ended for another reason: the last ones."""
 _PASSED_VARIABLES: Final = ("TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _PROGRAM: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from mlx_backend.child_process import serve; serve(sys.argv[2], int(sys.argv[3]))"
 )
+
+
+log = logging.getLogger(__name__)
 
 
 class Overrun(Exception):
@@ -64,8 +82,9 @@ class ChildAnswer(NamedTuple):
 class ChildProcesses:
     """Runs one function, `module:name`, of bytes to bytes. Safe to use from several threads.
 
-    There are `at_once` processes at most, `max_of_client` of them for one client. Up to `max_idle` wait for the next
-    request. `niceness` is how far they yield the processor to the server.
+    There are `at_once` processes at most, `max_of_client` of them for one client. Where they are `reused`, each waits
+    for the next request, so that a steady load starts none; else a request has a process of its own. `niceness` is how
+    far they yield the processor to the server.
     """
 
     def __init__(
@@ -74,22 +93,22 @@ class ChildProcesses:
         *,
         at_once: int,
         max_of_client: int | None = None,
-        max_idle: int = 0,
+        reused: bool = False,
         niceness: int = 0,
     ) -> None:
         self._function = function
         self._niceness = niceness
         self._slots = Slots(at_once, max_of_client=max_of_client)
-        self._max_idle = max_idle
+        self._reused = reused
         self._guard = threading.Lock()
         self._idle: list[_Child] = []
         atexit.register(self.close)
 
     def call(self, request: bytes, *, seconds: float, client: str = "") -> ChildAnswer:
-        """Return the function's answer, which may take so many seconds of processor time.
+        """Return the function's answer, which may take up to `seconds` of processor time.
 
-        Raises Overrun, EngineBusy if no process can be started, and what `Preparation.check` raises once the request
-        that needs the answer has no time left or was cancelled.
+        Raises Overrun, EngineBusy if no process can be started, EngineError if one ends for any other reason, and what
+        `Preparation.check` raises once the request that needs the answer has no time left or was cancelled.
         """
         preparation = current()
         with self._slots.slot_for(preparation, preparation.seconds_left, client):
@@ -101,13 +120,16 @@ class ChildProcesses:
                 if answer is not None:
                     self._give_back(child)
                     return answer
-                status = child.close()
+                status, written = child.close()
                 preparation.check()
                 if status == -signal.SIGPROF:
                     raise Overrun(f"it takes more than {seconds:g} seconds of processor time")
-                if is_new:
+                if not is_new:
+                    continue  # one that waited may have been ended from outside
+                if status in _OUT_OF_MEMORY:
                     raise Overrun("it takes too much memory")
-                # One that waited may have been ended from outside.
+                log.error("The process of %s ended with status %d:\n%s", self._function, status, written)
+                raise EngineError(f"The process of {self._function} ended unexpectedly; the log says more.")
 
     def close(self) -> None:
         """End the processes that wait."""
@@ -129,7 +151,7 @@ class ChildProcesses:
 
     def _give_back(self, child: _Child) -> None:
         with self._guard:
-            if len(self._idle) < self._max_idle:
+            if self._reused:
                 self._idle.append(child)
                 return
         child.kill()
@@ -145,18 +167,20 @@ class _Child:
             [sys.executable, "-I", "-c", _PROGRAM, json.dumps(folders), function, str(niceness)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             env={name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ},
             start_new_session=True,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        assert self._process.stderr is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
+        self._errors = self._process.stderr
         self._selector = DefaultSelector()
         self._selector.register(self._answers, EVENT_READ)
 
     def ask(self, request: bytes, seconds: float, wait_seconds: float) -> ChildAnswer | None:
-        """Return the answer; None if there is none after so many seconds on the clock, or none will come."""
+        """Return the answer; None if there is none after `wait_seconds` on the clock, or none will come."""
         try:
             self._requests.write(_HEADER.pack(len(request), max(seconds, 0.001)) + request)
             self._requests.flush()
@@ -175,7 +199,7 @@ class _Child:
         return ChildAnswer(data, used) if len(data) == size else None
 
     def _has_answer(self, wait_seconds: float) -> bool:
-        """Wait for the beginning of an answer, or the end of the process; False after so many seconds."""
+        """Wait for the beginning of an answer, or the end of the process; False after `wait_seconds`."""
         if sys.platform == "linux":
             return bool(self._selector.select(None if wait_seconds == inf else wait_seconds))
         deadline = time.monotonic() + wait_seconds
@@ -190,8 +214,11 @@ class _Child:
         """End it, from any thread."""
         self._process.kill()
 
-    def close(self) -> int:
-        """Wait for its end, which has come or is about to; return its status, below 0 for the signal that ended it."""
+    def close(self) -> tuple[int, str]:
+        """Wait for its end, which has come or is about to.
+
+        Return its status, below 0 for the signal that ended it, and the end of what it wrote to its standard error.
+        """
         try:
             status = self._process.wait(1)
         except subprocess.TimeoutExpired:
@@ -201,16 +228,17 @@ class _Child:
         with suppress(OSError):
             self._requests.close()
         self._answers.close()
-        return status
+        with self._errors as errors:
+            return status, errors.read().decode(errors="replace")[-_MAX_LOGGED:].strip()
 
 
 def resident_bytes(pid: int) -> int:
     """Return the memory that a process has in use; 0 if the system does not say."""
     try:
-        told = subprocess.run(
+        found = subprocess.run(
             ["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, check=True, timeout=5
         )
-        return int(told.stdout) << 10
+        return int(found.stdout) << 10
     except (OSError, ValueError, subprocess.SubprocessError):
         return 0
 
@@ -227,17 +255,21 @@ def serve(function: str, niceness: int) -> None:
     module, _, name = function.partition(":")
     answer: Callable[[bytes], bytes] = getattr(importlib.import_module(module), name)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a library prints is no answer
+    os.set_blocking(2, False)  # the server reads errors at the end, and what the pipe does not hold is lost
     _limit()
-    while head := requests.read(_HEADER.size):
-        size, seconds = _HEADER.unpack(head)
-        request = requests.read(size)
-        started = time.process_time()
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        data = answer(request)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(_HEADER.pack(len(data), time.process_time() - started) + data)
-        answers.flush()
+    try:
+        while head := requests.read(_HEADER.size):
+            size, seconds = _HEADER.unpack(head)
+            request = requests.read(size)
+            started = time.process_time()
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            data = answer(request)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            answers.write(_HEADER.pack(len(data), time.process_time() - started) + data)
+            answers.flush()
+    except MemoryError:
+        os._exit(_MEMORY_STATUS)
 
 
 def _limit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -30,10 +31,18 @@ def fill(_request: bytes) -> bytes:
     return b"a" * (1 << 32)
 
 
+def fill_in_c(_request: bytes) -> bytes:
+    """Take 4 GB as a C program that does not look whether it got them."""
+    malloc = ctypes.CDLL(None).malloc
+    malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    ctypes.memset(malloc(1 << 32) or 0, 1, 1 << 32)
+    return b""
+
+
 def fail(request: bytes) -> bytes:
     """Raise, or end the process by a signal."""
     if request:
-        os.kill(os.getpid(), signal.SIGSEGV)
+        os.kill(os.getpid(), signal.Signals[request.decode()])
     raise ZeroDivisionError
 
 

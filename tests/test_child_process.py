@@ -17,7 +17,7 @@ import pytest
 
 from mlx_backend import child_process
 from mlx_backend.child_process import ChildProcesses, Overrun, resident_bytes
-from mlx_backend.errors import EngineBusy, RequestError
+from mlx_backend.errors import EngineBusy, EngineError, RequestError
 from mlx_backend.preparation import Preparation, PreparationCancelled
 
 if TYPE_CHECKING:
@@ -63,14 +63,14 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_function_answers_with_what_it_returns_and_not_with_what_it_prints(processes: Make) -> None:
-    echo = processes("echo", max_idle=1)
+    echo = processes("echo", reused=True)
     for size in (0, 1, 100_000, 9_000_000):
         request = os.urandom(size)
         assert echo.call(request, seconds=5).data == request
 
 
 def test_a_process_that_waits_is_used_again_and_one_that_has_ended_is_replaced(processes: Make) -> None:
-    some = processes("described", max_idle=1)
+    some = processes("described", reused=True)
     first = described(some)["pid"]
     assert described(some)["pid"] == first
     os.kill(first, signal.SIGKILL)
@@ -105,17 +105,33 @@ def test_it_writes_no_files(processes: Make, tmp_path: Path) -> None:
     [
         ("loop", b"", r"more than 0\.2 seconds of processor time"),
         ("fill", b"", "too much memory|processor time"),  # macOS does not limit it
-        ("fail", b"", "too much memory"),
-        ("fail", b"signal", "too much memory"),
+        ("fill_in_c", b"", "too much memory|processor time"),
+        ("fail", b"SIGABRT", "too much memory"),  # as Rust ends without memory
     ],
 )
 def test_what_takes_too_much_ends_its_process_and_the_next_request_has_a_new_one(
     processes: Make, function: str, request_: bytes, words: str
 ) -> None:
-    some = processes(function, max_idle=1)
+    some = processes(function, reused=True)
     for _ in range(2):
         with pytest.raises(Overrun, match=words):
             some.call(request_, seconds=0.2)
+
+
+@pytest.mark.parametrize(
+    ("function", "request_", "cause"),
+    [
+        ("fail", b"", "ZeroDivisionError"),
+        ("fail", b"SIGILL", "status -4"),
+        ("no_such_function", b"", "has no attribute 'no_such_function'"),
+    ],
+)
+def test_what_is_no_fault_of_a_request_is_reported_as_the_server_s(
+    processes: Make, caplog: pytest.LogCaptureFixture, function: str, request_: bytes, cause: str
+) -> None:
+    with pytest.raises(EngineError, match="ended unexpectedly"):
+        processes(function).call(request_, seconds=5)
+    assert cause in caplog.text
 
 
 def test_where_the_system_limits_no_memory_a_process_is_looked_at(
@@ -164,7 +180,7 @@ PARENT = """
 import os, sys
 sys.path.insert(0, os.getcwd())
 from mlx_backend.child_process import ChildProcesses
-some = ChildProcesses("child_functions:described", at_once=1, max_idle=1)
+some = ChildProcesses("child_functions:described", at_once=1, reused=True)
 print(some.call(b"", seconds=5).data.decode(), flush=True)
 input()
 """

@@ -40,7 +40,7 @@ _processes = ChildProcesses(
     "mlx_backend.models.template_program:answer",
     at_once=MAX_PROCESSES,
     max_of_client=MAX_PROCESSES_OF_TEMPLATE,
-    max_idle=2,
+    reused=True,
 )
 
 
@@ -49,7 +49,7 @@ class TemplateFault(Exception):
 
 
 class TemplateOverrun(TemplateFault):
-    """A template that took more time or memory than it may; the text says which, and goes on from "it"."""
+    """A template that took more time or memory than it may; the text says which, a clause that begins with "it"."""
 
 
 def render(
@@ -80,8 +80,14 @@ def render(
 
 def check(source: str | None) -> None:
     """Raise TemplateOverrun for a template that cannot be used; one that only fails may be of use for something."""
-    if source and isinstance(fault := examination(source), TemplateOverrun):
-        raise type(fault)(*fault.args)
+    if not source:
+        return
+    try:
+        examined(source)
+    except TemplateOverrun:
+        raise
+    except TemplateFault:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,7 @@ class TemplateContents:
 
 def examined(source: str) -> TemplateContents:
     """Return what stands in a template, after it has rendered one conversation of every kind. Raises TemplateFault."""
-    match examination(source):
+    match _examination(source):
         case TemplateFault() as fault:
             raise type(fault)(*fault.args)
         case contents:
@@ -110,7 +116,7 @@ def examined(source: str) -> TemplateContents:
 
 
 @lru_cache(maxsize=64)
-def examination(source: str) -> TemplateContents | TemplateFault:
+def _examination(source: str) -> TemplateContents | TemplateFault:
     """Return what `examined` returns or raises: what takes too long is tried once, however often it is asked for."""
     try:
         found = json.loads(_result(_run(source, TRIAL_SECONDS, examine=True)))

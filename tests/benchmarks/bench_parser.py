@@ -32,7 +32,7 @@ from mlx_backend.conversation.dialects import DIALECTS, Dialect
 from mlx_backend.conversation.dialects.harmony import HARMONY_TOKENS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.conversation.parser import ChannelParser
-from mlx_backend.models.templates import examination
+from mlx_backend.models import templates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -140,7 +140,7 @@ def _print_probes() -> None:
     best: dict[tuple[str, str], float] = {}
     for _ in range(PROBE_ROUNDS):
         for source, name in sources.items():
-            examination.cache_clear()  # parsing counts with the first
+            templates._examination.cache_clear()  # parsing counts with the first
             for column, probe in (
                 ("effort", partial(probe_effort, reasons=True)),
                 ("history", probe_history),

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import resource
+import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hostile_templates import HOSTILE
 
+from mlx_backend.child_process import ChildProcesses
+from mlx_backend.errors import EngineError
 from mlx_backend.models import templates
 from mlx_backend.models.templates import (
     MAX_SOURCE,
@@ -126,3 +131,27 @@ def test_what_takes_too_long_is_tried_once_and_refused_at_once_from_then_on(
         with pytest.raises(TemplateOverrun, match=r"more than 0\.5 seconds"):
             TemplateProbe(source, seconds=9)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime == before
+
+
+def test_a_broken_installation_is_not_held_against_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{{ messages[0].content }}, installed"
+    with monkeypatch.context() as patched:
+        patched.setattr(templates, "_processes", ChildProcesses("no_such_module:answer", at_once=1))
+        with pytest.raises(EngineError, match="ended unexpectedly"):
+            check(source)
+    check(source)
+    assert rendered(source) == "Hi <b>, installed"
+
+
+def test_a_steady_load_starts_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    popen = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        started.append(1)
+        return popen(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(rendered, ["{% for i in range(999) %}{{ i }}{% endfor %}"] * 99))
+    assert len(started) <= templates.MAX_PROCESSES_OF_TEMPLATE
