@@ -44,7 +44,7 @@ $(VENV)/.vision: requirements.lock $(VENV)/.ready
 		echo "What models need to see images could not be installed; pip says why above."; exit 1; }
 	@touch $@
 
-# What `make test` and the other commands for developers need besides.
+# What `make test` and the other commands for developers need as well.
 $(VENV)/.ready-dev: $(VENV)/.ready $(VENV)/.vision
 	@echo "Installing the developers' tools (once) …"
 	@$(RUN) .ci/install.py developing || { \
@@ -107,7 +107,7 @@ bench: $(VENV)/.ready-dev ## speed, as ratios measured side by side
 	@for b in parser engine server; do echo "== $$b"; $(RUN) tests/benchmarks/bench_$$b.py || exit 1; done
 	@$(RUN) tests/benchmarks/bench_peers.py --write
 
-matrix: $(VENV)/.ready-dev ## every architecture of mlx-lm, tiny, beside mlx-lm's own generation (about an hour; goes on where it stopped)
+matrix: $(VENV)/.ready-dev ## every architecture of mlx-lm, tiny, next to mlx-lm's own generation (about an hour; goes on where it stopped)
 	@$(RUN) tests/benchmarks/architecture_matrix.py --write $(ARGS)
 
 mac-report: $(VENV)/.ready ## try the server on this machine, and write one file to send back (MODEL=…: with that model)

@@ -74,7 +74,7 @@ class EngineFailed(EngineError):
 
 
 class ReplySuperseded(Exception):
-    """A reply was ended because a newer request goes on from what it had said: no client waits for it."""
+    """A reply was ended because a newer request continues what it had said: no client waits for it."""
 
 
 MAX_QUOTE_LENGTH = 300

@@ -131,9 +131,8 @@ class Preparation:
 class Slots:
     """Lets a number of preparations at a time into a block. Safe to use from any thread.
 
-    What there is `at_once` of may also be something that each of them needs another amount of, such as bytes. Next is
-    the client with the fewest of them in the block, of equals the one who has waited longest; one client has at most
-    `max_of_client` there.
+    A slot may also be a unit such as a byte; `amount` says how many a preparation needs. Next is the client with the
+    fewest in use, of equals the one who has waited longest; one client has at most `max_of_client` in use.
     """
 
     def __init__(self, at_once: int, *, max_of_client: int | None = None) -> None:

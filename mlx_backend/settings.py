@@ -355,7 +355,7 @@ class Settings(ReplySettings):
         tuple[str, ...],
         Setting(
             kind=text("NAME"),
-            help="name under which the server may be called, besides addresses and local names; '*': any. "
+            help="name under which the server may be called, in addition to addresses and local names; '*': any. "
             "Not needed with an API key",
             group="network",
             option="--allowed-host",

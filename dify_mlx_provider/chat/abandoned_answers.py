@@ -1,7 +1,7 @@
 """Ends answers that are no longer read, so that the server does not generate them to their end.
 
 Dify does not tell its plugins when a user presses Stop. But it keeps the part of the answer that was shown, and the
-user's next message brings it back: a history that goes on from an answer which still runs shows that nobody waits for
+user's next message brings it back: a history that continues an answer which still runs shows that no one waits for
 it. mlx_backend/conversation/running_replies.py says what counts as proof, and why nothing less does; the server does
 the same for its own clients. Here the scope is the app and its user. The instructions, which Dify fills anew for each
 question (knowledge, the time of day), do not count, unless Dify names no app, as 1.14 and older do not.

@@ -9,7 +9,7 @@ Who publishes it says where its source is (`--repo`): the manifest then names th
 Without one they name none.
 
 A package that Dify would refuse is not written: the SDK's own models read it (sdk_check.py); what Dify's daemon and its
-marketplace refuse besides, and what failed at a call, is checked here. The same sources always give the same bytes,
+marketplace also refuse, and what failed at a call, is checked here. The same sources always give the same bytes,
 whatever the folder, clock, language or umask. Does not import Dify's SDK itself.
 """
 

@@ -130,7 +130,7 @@ class _HistoryProbe:
                 return traits  # nothing can be found out
             return replace(traits, takes_calls=False, takes_results="resultwords" in as_object + as_text)
         rendered = as_object if takes_object else as_text
-        if "toolname" not in _behind_question(rendered) and "callidentity" in rendered:
+        if "toolname" not in _after_question(rendered) and "callidentity" in rendered:
             ids = CallIds.WITH_NAME  # the id is all that it prints of a call
         arguments = _OBJECT if takes_object else _TEXT
         two = self._render(_loop(ids, arguments, count=2), tools=True)
@@ -239,7 +239,7 @@ def _loop(
     return [_USER, {"role": "assistant", "content": content, "tool_calls": calls, **reasoning}, *results]
 
 
-def _behind_question(rendered: str) -> str:
+def _after_question(rendered: str) -> str:
     """Return what a prompt holds after the question: tools are described before it."""
     return rendered.partition("firstquestion")[2]
 

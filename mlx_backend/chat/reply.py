@@ -374,7 +374,7 @@ class Reply:
     def events(self, patience: float | None = None) -> Iterator[ReplyEvent | Progress | None]:
         """Yield everything up to one StreamEnd; a reply that was closed elsewhere ends without one.
 
-        Besides events there is `Progress` during prefill, and None whenever `patience` seconds have passed
+        In addition to events there is `Progress` during prefill, and None whenever `patience` seconds have passed
         without anything. Raises EngineError if the generation fails, and ReplySuperseded if the conversation goes on
         without the reply.
         """

@@ -1,4 +1,4 @@
-"""Ends the replies that a new request shows to be abandoned: its history goes on from what they have said so far.
+"""Ends the replies that a new request shows to be abandoned: its history continues what they have said so far.
 
 Clients that close their connection when a user presses Stop do not need this. conversation/running_replies.py says what
 counts as proof, and why nothing less does. Here the scope is the field `user`: one user's request ends no other user's

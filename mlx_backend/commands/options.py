@@ -200,11 +200,10 @@ class _Removed(argparse.Action):
         parser.error(f"{self.option_strings[0]} is no option any more; {REMOVED[self.option_strings[0]]}.")
 
 
-def check_removed_variables(environment: Mapping[str, str] | None = None) -> None:
+def check_removed_variables() -> None:
     """Raise ConfigurationError if the variable of an option is set that there is no longer."""
-    environment = os.environ if environment is None else environment
     for option, instead in REMOVED.items():
-        if environment.get(variable_of(option)):
+        if os.environ.get(variable_of(option)):
             raise ConfigurationError(f"{variable_of(option)} has no effect any more; {instead}.")
 
 

@@ -27,18 +27,18 @@ _LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 
 
 def reachable_url(url: str, host: str) -> tuple[str, str]:
-    """Return the address to show for a server at `url` that was told to listen on `host`, and a remark to follow it."""
+    """Return the address to show for a server at `url` whose `host` setting is this, and a remark to follow it."""
     if host not in _EVERY_ADDRESS:
         return url, ""
-    scheme, port = url.partition("://")[0], url.rpartition(":")[2]
+    port = url.rpartition(":")[2]
     families = [socket.AF_INET6, socket.AF_INET] if host == "::" else [socket.AF_INET]
     for family in families:
         if address := own_address(family):
             shown = f"[{address}]" if family is socket.AF_INET6 else address
-            return f"{scheme}://{shown}:{port}", " (and every other address of this machine)"
+            return f"http://{shown}:{port}", " (and every other address of this machine)"
     loopback = f"[{_LOOPBACK[families[0]]}]" if host == "::" else _LOOPBACK[families[0]]
     return (
-        f"{scheme}://{loopback}:{port}",
+        f"http://{loopback}:{port}",
         " (no other address was found: this machine seems to be on no network)",
     )
 
@@ -96,7 +96,7 @@ def start_lines(
 ) -> list[str]:
     """Return the lines for a server at `url`. `demo`: its first model is the demonstration model of this name."""
     first, *others = models.statuses()
-    scheme, port = url.partition(":")[0], url.rpartition(":")[2]
+    port = url.rpartition(":")[2]
     lines = [f"Model {first.name}"]
     address, body = _EXAMPLES[models.model_type(first.name)]
     if effort := models.describe(first.name).default_effort:
@@ -129,6 +129,6 @@ def start_lines(
     key = ' -H "Authorization: Bearer $KEY"' if has_key else ""
     return [
         *lines,
-        f"  Dify in Docker: {scheme}://host.docker.internal:{port}/v1{hint}",
+        f"  Dify in Docker: http://host.docker.internal:{port}/v1{hint}",
         f"  Try: curl {url}{address}{key} -H 'Content-Type: application/json' -d '{body}'",
     ]

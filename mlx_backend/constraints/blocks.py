@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def has_required_tokens(control_tokens: Set[str], end_tokens: Set[str], *, known_ends: Set[str]) -> bool:
     """Whether a model with these control tokens can be constrained: one of them has to end its turn.
 
-    `end_tokens` are those that do so by its files, `known_ends` those of its family, besides those of many.
+    `end_tokens` are those that do so by its files, `known_ends` those of its family.
     """
     return not control_tokens.isdisjoint(END_MARKERS | known_ends | end_tokens)
 
@@ -179,7 +179,7 @@ class _BlockReply:
         if self._opener is not None:
             return FreeText(vocabulary, {self._opener: partial(self._call, [self._opener])})
         if not self._spelling:
-            raise GrammarError("This model's format of calls has none behind the beginning of an answer.")
+            raise GrammarError("This model's format of calls has none after the beginning of an answer.")
         call = partial(self._call, vocabulary.encode(self._spelling))
         return FreeText(vocabulary, {}, ClosingText(vocabulary, self._spelling, call))
 

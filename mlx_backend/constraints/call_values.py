@@ -267,7 +267,7 @@ def report_unwritable_name(report: Report, pointer: str, name: str, *, is_requir
 
 
 def _searched(regex: str) -> str | None:
-    """Return a pattern that matches the whole of every text in which the regex is found. None: not to be told."""
+    """Return a pattern that matches the whole of every text in which the regex is found. None: unknown."""
     begins, ends = regex.startswith("^"), regex.endswith("$") and not regex.endswith("\\$")
     inner = regex[begins : len(regex) - ends]
     if (begins or ends) and "|" in inner.replace("\\|", "") and "(" not in inner:

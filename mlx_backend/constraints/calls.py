@@ -190,12 +190,12 @@ class JsonBody(CallBody):
 
     def write(self, lark: Lark, name: str, parameters: Mapping[str, Any], report: Report) -> str:
         """Find the object."""
-        before, found, behind = self.written({_KEY: 1}).rpartition(f'{{"{_KEY}": 1}}')
+        before, found, after = self.written({_KEY: 1}).rpartition(f'{{"{_KEY}": 1}}')
         if not found:
             raise _unknown_format()
         rule = report.rules.schema(dict(parameters), strict=report.strict, what=report.what)
         report.notes += rule.ignored
-        return self.call(before, name, lark.schema(rule.lark), self.lark(behind))
+        return self.call(before, name, lark.schema(rule.lark), self.lark(after))
 
     def said(self, name: str) -> str:
         """Write a name as it stands in a JSON string, if that is where it stands."""
@@ -240,11 +240,11 @@ class TaggedBody(CallBody):
 
     def _tag(self, value: Any, text: str) -> tuple[str, str, str]:
         """Return what stands before a parameter's key, between key and value, and after the value."""
-        before, found, after = self.written({_KEY: value}).partition(_KEY)
-        between, found_value, behind = after.partition(text)
+        before, found, rest = self.written({_KEY: value}).partition(_KEY)
+        between, found_value, after = rest.partition(text)
         if not (found and found_value):
             raise _unknown_format()
-        return before, between, behind
+        return before, between, after
 
     def _can_write(self, key: str) -> bool:
         if "\n" in key or self.written({_KEY: _TEXT}).replace(_KEY, key) != self.written({key: _TEXT}):
@@ -278,7 +278,9 @@ class _TaggedValues:
         alternatives = []
         if not types or "string" in types:
             if types != {"string"} and not is_unlimited(own, root) and not _has_texts(own):
-                report.ignore(where, "a text is accepted beside other types, whatever they are limited to")
+                report.ignore(
+                    where, "a text is accepted as well as other types, whatever they are limited to"
+                )
             limits = bare_text(own, report, where) if types == {"string"} or _has_texts(own) else None
             alternatives.append(f"{self._body.lark(self._between['string'])} {self._text(limits)}")
         if types and types != {"string"} and not (is_unlimited(own, root) and "string" in types):
@@ -332,7 +334,7 @@ class NotedBody(CallBody):
     def write(self, lark: Lark, name: str, parameters: Mapping[str, Any], report: Report) -> str:
         """Find the brackets after the name."""
         parameters = resolve(parameters, parameters)
-        before, found, behind = self.written({}).rpartition(_NAME + self.brackets)
+        before, found, after = self.written({}).rpartition(_NAME + self.brackets)
         if not found:
             raise _unknown_format()
         notation = self.notation(lark, report, parameters)
@@ -341,7 +343,7 @@ class NotedBody(CallBody):
         if arguments and not any(must for _, must in items):
             arguments = f"({arguments})?"
         opens, closes = self.brackets[0], self.brackets[1]
-        return self.call(before + _NAME + opens, name, arguments, self.lark(closes + behind))
+        return self.call(before + _NAME + opens, name, arguments, self.lark(closes + after))
 
     comma = '","'
     colon = '":"'

@@ -39,7 +39,7 @@ def without_suffix(marker: str) -> str:
 class Vocabulary:
     """The tokens of one model. Everything large is made once, when it is first needed.
 
-    `ends` are the control tokens that end its family's turns, besides those of the model's files. `has_suffixes`: its
+    `ends` are the control tokens that end its family's turns, as those of the model's files do. `has_suffixes`: its
     markers may have a suffix, and `<think>` stands for the token `<think:suffix>` wherever the family's own is meant.
     """
 

@@ -40,7 +40,7 @@ class BackgroundPrompt:
     """A prompt of a client's own, known by any of its `words`.
 
     `is_streamed`: whether the client has the answer streamed. `is_awaited`: the user's turn goes on only when the
-    answer is there, so it is quick, but does not wait behind other turns. `is_brief`: the answer is a line or a list.
+    answer is there, so it is quick, but does not wait for other turns. `is_brief`: the answer is a line or a list.
     """
 
     client: str

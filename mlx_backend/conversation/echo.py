@@ -419,10 +419,10 @@ def _join_answers(texts: list[str]) -> str:
         if not joined or not text:
             joined += text
             continue
-        before, behind = joined.rstrip("\n"), text.lstrip("\n")
-        breaks = len(joined) - len(before) + len(text) - len(behind)
+        before, after = joined.rstrip("\n"), text.lstrip("\n")
+        breaks = len(joined) - len(before) + len(text) - len(after)
         runs_on = not breaks and not joined[-1].isspace() and not text[0].isspace()
-        joined = f"{before}{'\n' * (2 if runs_on else min(breaks, 2))}{behind}"
+        joined = f"{before}{'\n' * (2 if runs_on else min(breaks, 2))}{after}"
     return joined
 
 
@@ -434,8 +434,8 @@ def _find_lone_closer(text: str) -> re.Match[str] | None:
         return None
     if is_within(code_spans(text), closer.start()):
         return None
-    behind = text[closer.end() :]
-    goes_on = behind.lstrip()[:1].islower() or behind.startswith(CLAUSE_ENDS)
+    after = text[closer.end() :]
+    goes_on = after.lstrip()[:1].islower() or after.startswith(CLAUSE_ENDS)
     if is_quoted(text, closer.start()) or (goes_on and is_mentioned(text, *closer.span())):
         return None
     return closer

@@ -102,10 +102,10 @@ def _joined(parts: Sequence[str]) -> str:
     joined: list[str] = []
     rest = parts[0]
     for part in parts[1:]:
-        before, behind = rest.rstrip("\n"), part.lstrip("\n")
-        breaks = max(len(rest) - len(before), len(part) - len(behind))
+        before, after = rest.rstrip("\n"), part.lstrip("\n")
+        breaks = max(len(rest) - len(before), len(part) - len(after))
         joined += [before, "\n" * min(2, breaks)]
-        rest = behind
+        rest = after
     return "".join([*joined, rest])
 
 

@@ -4,7 +4,7 @@ The canonical form is OpenAI's: the system messages at the beginning as one, lat
 strings (as parts where there are images), `tool_calls` with string arguments and unique ids, each tool result after
 its call. Reasoning stays, as `reasoning_content`, in a tool loop that has not ended in an answer and on a last
 assistant message that is to be continued; that of answered turns, as the family's policy says.
-Knows no template: `template.py` goes on from here. Nothing is changed in place, and only what cannot be a
+Knows no template: `template.py` takes the next step. Nothing is changed in place, and only what cannot be a
 conversation at all is refused.
 """
 

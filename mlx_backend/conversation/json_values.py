@@ -12,10 +12,10 @@ MAX_DEPTH = 100
 _NESTING = (dict, list)
 
 
-def is_too_deep(value: Any, max_depth: int = MAX_DEPTH) -> bool:
-    """Whether lists and objects are nested in each other more than `max_depth` levels. Does not recurse."""
+def is_too_deep(value: Any) -> bool:
+    """Whether lists and objects are nested in each other more than `MAX_DEPTH` levels. Does not recurse."""
     level = [value] if isinstance(value, _NESTING) else []
-    for _ in range(max_depth):
+    for _ in range(MAX_DEPTH):
         if not level:
             return False
         level = [

@@ -49,11 +49,11 @@ def joined(first: Any, second: Any) -> Any:
     """Join two contents with an empty line between their texts: two texts to one, else to a list of parts."""
     if isinstance(first, str) and isinstance(second, str):
         return "\n\n".join(filter(None, (first, second)))
-    before, behind = _parts(first), _parts(second)
-    if before and behind and "text" in before[-1] and "text" in behind[0]:
-        text = f"{before[-1]['text']}\n\n{behind[0]['text']}"
-        return [*before[:-1], {"type": "text", "text": text}, *behind[1:]]
-    return [*before, *behind]
+    before, after = _parts(first), _parts(second)
+    if before and after and "text" in before[-1] and "text" in after[0]:
+        text = f"{before[-1]['text']}\n\n{after[0]['text']}"
+        return [*before[:-1], {"type": "text", "text": text}, *after[1:]]
+    return [*before, *after]
 
 
 def _parts(content: Any) -> list[Any]:

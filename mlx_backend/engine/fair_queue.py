@@ -2,7 +2,7 @@
 
     priority    a lower number goes first; each 30 seconds of waiting lift a job by one, up to the best that waits
     client      among those of one priority: the client that was served the fewest tokens
-    arrival     among those of one client: first come, first served, priorities counted as so many seconds
+    arrival     among those of one client: first come, first served; a step of priority counts as 30 seconds of waiting
 
 What a client was served is a virtual token counter, as in "Fairness in Serving Large Language Models" (Sheng et al.,
 OSDI 2024). A client that has had nothing waiting comes back at the level of those that wait now: what was not used is
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 SECONDS_PER_PRIORITY = 30.0
-"""A job is queued as if it had come so much later for each step of its priority number: so none is overtaken for ever,
-however many of a better priority keep coming."""
+"""How much later a job counts as having come for each step of its priority number.
+
+So none is overtaken for ever, however many of a better priority keep coming.
+"""
 MAX_IDLE_CLIENTS = 1024
 """Clients without a job whose counters are remembered."""
 

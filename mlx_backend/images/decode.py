@@ -1,6 +1,6 @@
 """From the bytes of an image's file to RGB pixels: PNG, JPEG, WebP, and the first frame of a GIF.
 
-The format is told by the first bytes, never by a name or a media type. What a file claims to be is checked before
+The format is recognised by the first bytes, never by a name or a media type. What a file claims to be is checked before
 anything is decoded: its size in pixels, its proportions, how often a JPEG goes over all of them. What is transparent
 becomes white, as on a page; a photo is turned as its camera says, and shrunk as the request's `detail` does. Nothing is
 written to disk.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image
 
-    # Waits until so many bytes may be used, for the block.
+    # Waits until that many bytes may be used, and has them for the block.
     type Reserve = Callable[[int], AbstractContextManager[None]]
 
 MAX_PIXELS: dict[Detail, int | None] = {

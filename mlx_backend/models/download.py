@@ -1,9 +1,9 @@
 """From a model's name to the folder that holds it: one that is there, or a download from Hugging Face into its cache.
 
-huggingface_hub begins a file anew when its download was interrupted, and leaves what it had behind (its issue 4196).
+huggingface_hub begins a file anew when its download was interrupted, and does not delete the part (its issue 4196).
 So the files that are stored with a checksum, the large ones, are fetched here and put where the library looks for them;
 until all bytes are there they are in `CHECKSUM.incomplete`, which stays when the process ends, and where the next
-download goes on. The rest is the library's. What goes wrong is told in a sentence that says what to do.
+download goes on. The rest is the library's. What goes wrong is reported in a sentence that says what to do.
 """
 
 from __future__ import annotations

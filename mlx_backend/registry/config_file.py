@@ -210,7 +210,10 @@ class _ModelsFile(TableParser):
     def parse(self, tables: Mapping[str, Any], given: Mapping[str, Any]) -> Configuration:
         self.check_tables(tables, ("defaults", "models"))
         shared = {**given, **self.values("defaults", tables.get("defaults", {}), SharedTable)}
-        models = self.named_tables(tables, "models")
+        models = tables.get("models", {})
+        if not isinstance(models, dict):
+            self.refuse("models", models, 'must be tables: [models."name"]')
+            models = {}
         specs = tuple(self._model(name, table, shared) for name, table in models.items())
         self._refuse_shared_names(specs)
         return Configuration(models=specs, others=_spec(shared))

@@ -41,9 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 type LoadEngine = Callable[[ModelSpec, EngineOptions, Callable[[float], None]], Engine]
-type Fetch = Callable[
-    [str, Callable[[int, int], None]], object
-]  # a source, and what is told of done and total bytes
+type Fetch = Callable[[str, Callable[[int, int], None]], object]
+"""Downloads a source, and calls back with the bytes that it has and the bytes that there are."""
 type LoadWorker = Callable[[ModelSpec, ModelType, EmbeddingOptions, Callable[[float], None]], Worker]
 
 _PURPOSE = {

@@ -98,14 +98,6 @@ class TableParser:
             if key not in known:
                 self.refuse_unknown(toml_key(key), key, known, "a table of this file")
 
-    def named_tables(self, tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-        """Return the tables below [key], by their names."""
-        named = tables.get(key, {})
-        if isinstance(named, dict):
-            return named
-        self.refuse(key, named, f'must be tables: [{key}."name"]')
-        return {}
-
     def values(self, where: str, table: Any, model: type[BaseModel]) -> dict[str, Any]:
         """Return the values of one table, without those that are wrong."""
         if not isinstance(table, dict):

@@ -14,7 +14,7 @@ They come from `--api-key`, from `--api-keys` and from the file of `--api-key-fi
     models = ["gpt-oss-20b", "mlx-community/*"]
     priority = 1
 
-A key's own table wins over `[defaults]`. All mistakes of a file are told at once, and no message repeats a key.
+A key's own table wins over `[defaults]`. All mistakes of a file are reported at once, and no message repeats a key.
 
 Knows no HTTP, and not how limits are counted.
 """
@@ -222,7 +222,7 @@ class _Parser(TableParser):
         self.check_tables(tables, ("defaults", "keys"))
         shared = self.values("defaults", tables.get("defaults", {}), _DefaultsTable)
         keys = tables.get("keys", {})
-        if not isinstance(keys, dict):  # not `named_tables`, which would repeat it
+        if not isinstance(keys, dict):  # not `refuse`, which would repeat it
             self.mistakes.append('keys must be tables: [keys."name"].')
             return []
         found = [self._api_key(name, table, shared) for name, table in keys.items()]

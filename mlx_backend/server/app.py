@@ -84,7 +84,7 @@ def all_routes() -> list[Route]:
 
 
 class App:
-    """The models of a server behind its addresses: `routes`, or all there are. `memory` is what /metrics tells of it.
+    """The models of a server at its addresses: `routes`, or all there are. `memory` is what /metrics reports of it.
 
     Raises ConfigurationError for API keys that are not as they should be.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlx_backend.api.base import Errors
 
 CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for a client that has left. Nobody reads it; it is for the log of a proxy in between."""
+"""nginx's status for a client that has left. No client reads it; it is for the log of a proxy in between."""
 
 DEFAULT_ERRORS: Errors = OpenAIProtocol()
 """How an error is written at an address that belongs to no API: as most clients expect it."""

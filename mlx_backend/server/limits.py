@@ -1,7 +1,7 @@
 """What one client may take of the server: requests at the same time, and of a key requests and tokens in a minute.
 
 It stands in front of the engines' queue, in which the next request is of the client that has been given the least. What
-a key has left is told in the headers of OpenAI's API.
+a key has left is stated in the headers of OpenAI's API.
 
 Each limit of a key is a bucket that holds a minute's worth and fills steadily, so a burst may use all of it at once.
 Tokens are counted when they are known: those of the prompt when a reply begins, the others when it ends. A bucket may

@@ -101,12 +101,12 @@ class ConnectionLimits:
     """For a whole body, however fast it comes."""
     stalled_seconds: float = 20.0
     min_bytes_per_second: int = 16 * 1024
-    """A body may take `stalled_seconds`, and one second more for so many bytes received."""
+    """A body may take `stalled_seconds`, and one second more for each time that this many bytes were received."""
     unread_seconds: float = 60.0
     min_bytes_read_per_second: int = 128
-    """An answer may wait `unread_seconds` for its reader, who earns a second of them back with so many bytes.
+    """An answer may wait `unread_seconds` for its reader, who earns a second of them back by reading this many bytes.
 
-    A stream has 200 bytes a token and more: who takes less than this falls behind the slowest of models.
+    A stream has 200 bytes a token and more: who takes less than this is slower than the slowest of models.
     """
     discard_seconds: float = 5.0
     """How long to go on receiving what is refused."""

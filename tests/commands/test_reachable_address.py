@@ -30,10 +30,10 @@ NONE: Mapping[int, str | None] = dict.fromkeys(LAN)
             "http://192.168.1.20:8080 (and every other address of this machine)",
         ),
         (
-            "https://0.0.0.0:1",
+            "http://0.0.0.0:1",
             "0.0.0.0",
             LAN,
-            "https://192.168.1.20:1 (and every other address of this machine)",
+            "http://192.168.1.20:1 (and every other address of this machine)",
         ),
         ("http://[::]:8080", "::", LAN, "http://[fd00::20]:8080 (and every other address of this machine)"),
         (

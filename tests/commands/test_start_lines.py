@@ -17,7 +17,6 @@ def dify_line(
     is_mac: bool,
     host: str = "127.0.0.1",
     api_key: str | None = None,
-    scheme: str = "http",
     demo: str = MODEL_NAME,
 ) -> tuple[str, str]:
     """The line for Dify, and all of them."""
@@ -29,7 +28,7 @@ def dify_line(
         default_name="demo",
     )
     settings = Settings(host=host, api_key=api_key)
-    lines = start_lines(f"{scheme}://{host}:8080", models, settings, demo=demo, is_mac=is_mac)
+    lines = start_lines(f"http://{host}:8080", models, settings, demo=demo, is_mac=is_mac)
     models.stop()
     (line,) = [each for each in lines if "Dify in Docker" in each]
     return line, "\n".join(lines)
@@ -50,10 +49,10 @@ def test_docker_on_linux_cannot_reach_loopback() -> None:
     )
 
 
-def test_a_server_with_a_certificate_and_a_key_is_told_neither_http_nor_to_set_one() -> None:
-    line, _ = dify_line(is_mac=True, scheme="https", api_key="secret")
+def test_a_server_with_a_key_does_not_ask_for_one() -> None:
+    line, _ = dify_line(is_mac=True, api_key="secret")
     assert line == (
-        "  Dify in Docker: https://host.docker.internal:8080/v1 "
+        "  Dify in Docker: http://host.docker.internal:8080/v1 "
         "(if the container cannot reach it, start with --host 0.0.0.0)"
     )
 

@@ -314,7 +314,7 @@ class Dialect:
     answers: Mapping[str, str] = field(default_factory=dict)
     """Markers around answers, opener -> closer, where it has some; an answer without them is read, too."""
     ends: frozenset[str] = frozenset()
-    """Control tokens that end its turns, besides those that many families use."""
+    """Control tokens that end its turns, in addition to those that many families use."""
     suffixes: tuple[str, ...] = ()
     """What may stand in its markers after a colon, `<think:…>`: each checkpoint may have its own. (): nothing."""
     example: str = ""

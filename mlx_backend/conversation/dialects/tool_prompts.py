@@ -30,14 +30,14 @@ type Tool = Mapping[str, Any]
 def json_tool_prompt(tools: Sequence[Tool], calls: CallCodec) -> tuple[Piece, ...]:
     """Describe the tools as JSON, one per line, and show a call as `calls` writes it."""
     lines = [json.dumps(tool["function"], ensure_ascii=False, default=str) for tool in tools]
-    told = (
+    before = (
         "You can call tools. These are described as JSON, one in each line:\n"
         f"<tools>\n{'\n'.join(lines)}\n</tools>\n\n"
         "To call a tool, write the call in exactly this form, with the name of the tool and its own arguments, and "
         "nothing after it:\n"
     )
-    behind = "\n\nThe next message then holds its result. Answer without a call where you need no tool."
-    return Piece(told), *calls.encode("tool_name", {"argument_name": "value"}), Piece(behind)
+    after = "\n\nThe next message then holds its result. Answer without a call where you need no tool."
+    return Piece(before), *calls.encode("tool_name", {"argument_name": "value"}), Piece(after)
 
 
 _PYTHON: Final = """\

@@ -219,16 +219,20 @@ def _dense_layers(
     if not all(stored) or not stored:
         moved = {name: value for name, value in _read_weights(folder).items() if name.startswith("dense.")}
         count = len(stored) or len({name.split(".")[1] for name in moved})
-        stored = [_with_prefix_replaced(moved, f"dense.{index}.", "linear.") for index in range(count)]
+        stored = [_stored_layer(moved, f"dense.{index}.") for index in range(count)]
     for index, weights in enumerate(stored):
         path = embedding.dense[index] if embedding.dense else ""
         settings = read_json_or_empty(folder / path / "config.json") if path else {}
         yield _dense_layer(path, settings, weights, config)
 
 
-def _with_prefix_replaced(weights: Mapping[str, mx.array], old: str, new: str) -> dict[str, mx.array]:
-    """Return the weights whose names start with `old`, with `new` in its place."""
-    return {new + name.removeprefix(old): value for name, value in weights.items() if name.startswith(old)}
+def _stored_layer(weights: Mapping[str, mx.array], prefix: str) -> dict[str, mx.array]:
+    """Return the weights of one layer of those that were moved, with the names that they have in its own folder."""
+    return {
+        "linear." + name.removeprefix(prefix): value
+        for name, value in weights.items()
+        if name.startswith(prefix)
+    }
 
 
 def _dense_layer(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mlx_backend.conversation.dialects.base import CallCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence, Set
+    from collections.abc import Mapping, Sequence, Set
 
     from mlx_backend.conversation.dialects.base import Piece
     from mlx_backend.conversation.tools import ToolSet
@@ -104,17 +104,6 @@ def first_wrong(head: re.Pattern[str], text: str) -> int | None:
 def to_json(value: Any) -> str:
     """Write a value as JSON."""
     return json.dumps(value, ensure_ascii=False)
-
-
-def beginnings(words: Iterable[str], then: str) -> str:
-    """Return a pattern that every beginning of one of these words matches, and of what stands after it."""
-    patterns = []
-    for word in words:
-        pattern = f"(?:{then})?"
-        for letter in reversed(word):
-            pattern = f"(?:{re.escape(letter)}{pattern})?"
-        patterns.append(pattern)
-    return "|".join(patterns)
 
 
 _JSON_CHARACTERS = re.compile(r'["\\{}\[\]]')

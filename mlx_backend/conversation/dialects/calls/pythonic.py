@@ -48,7 +48,7 @@ _STRINGS = re.compile(
     r"|\"(?:[^\\\"]|\\.)*+\"?|'(?:[^\\']|\\.)*+'?",
     re.DOTALL,
 )
-_BEHIND_STRING = re.compile(
+_AFTER_STRING = re.compile(
     r"\s*(?:[)\]}:#]|\Z|,\s*(?:[\"'\[{(*)\]}\d-]|[A-Za-z_]\w*\s*=|(?i:true|false|none|null)\b))"
 )
 _PADDED = re.compile(r"(?<![\w.'\"])0\d+(?![\w.])")
@@ -176,7 +176,7 @@ def _repaired(text: str) -> str:
         if quote and text.startswith(quote, at):
             string = text[start:at]
             parts.append(string.replace("\n", "\\n") if len(quote) == 1 else string)
-            if len(quote) == 3 or _BEHIND_STRING.match(text, at + 1):
+            if len(quote) == 3 or _AFTER_STRING.match(text, at + 1):
                 quote = ""
             else:
                 parts.append("\\")  # this one is part of the string

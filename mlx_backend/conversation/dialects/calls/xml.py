@@ -157,8 +157,8 @@ def _calls(body: str, tools: ToolSet) -> Iterator[tuple[str, dict[str, tuple[str
     known: list[str] = []
     for at, tag in enumerate(tags):
         is_call, closes = tag["kind"] in _CALLS, bool(tag["close"])
-        behind = body[tag.end() : tags[at + 1].start() if at + 1 < len(tags) else len(body)]
-        if key and _is_part_of_value(tag, behind, known, has_closer=closers[at]):
+        after = body[tag.end() : tags[at + 1].start() if at + 1 < len(tags) else len(body)]
+        if key and _is_part_of_value(tag, after, known, has_closer=closers[at]):
             continue
         if key:
             values[key] = (body[values_at : tag.start()], is_string)
@@ -185,10 +185,10 @@ def _without_cdata(body: str) -> str:
     return _CDATA_SECTION.sub(lambda match: " " * len(match[0]), body)
 
 
-def _is_part_of_value(tag: re.Match[str], behind: str, known: list[str], *, has_closer: bool) -> bool:
-    """Whether a tag within a value is part of it, because the value is closed later. `behind`: up to the next tag."""
+def _is_part_of_value(tag: re.Match[str], after: str, known: list[str], *, has_closer: bool) -> bool:
+    """Whether a tag within a value is part of it, because the value is closed later. `after`: up to the next tag."""
     if tag["kind"] not in _CALLS and tag["close"]:
-        return has_closer and bool(behind.strip())
+        return has_closer and bool(after.strip())
     if tag["kind"] in _CALLS:
         return has_closer
     return has_closer and bool(known) and _name_of(tag) not in known

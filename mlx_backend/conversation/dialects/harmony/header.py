@@ -118,7 +118,7 @@ def parse_header(text: str, tools: ToolSet = _UNKNOWN_TOOLS) -> Header:
     recipients: list[str] = []
     rest = kind = ""
     for kind, segment in _segments(text):
-        words, addressed, behind = _take_recipients(segment, tools, recipients)
+        words, addressed, after = _take_recipients(segment, tools, recipients)
         if kind == "start":
             words = _ROLE.sub("", words, count=1)
             answers = addressed and not recipients and _NAMESPACE.match(words)  # `functions.f to=assistant`
@@ -128,7 +128,7 @@ def parse_header(text: str, tools: ToolSet = _UNKNOWN_TOOLS) -> Header:
         thinking = thinking or (kind != "constrain" and bool(_THINKING.match(words)))
         glued = found is not None and not addressed and bool(_WORD.match(rest))
         if addressed:
-            rest = behind
+            rest = after
         elif _NAMESPACE.match(rest.lstrip()):  # `to=` was forgotten
             *_, rest = _take_recipients("to=" + rest.lstrip(), tools, recipients)
         rest = _without_content_type(rest.lstrip(), bare=kind == "constrain" or bool(recipients))
@@ -204,9 +204,9 @@ def _without_content_type(text: str, *, bare: bool) -> str:
     if bare and (word := _ANY_CONTENT_TYPE.match(text)):
         text = text[word.end() :].lstrip()
     if word := _CONTENT_TYPE.match(text):
-        behind = text[word.end() :].lstrip()
-        if bare or behind[:1] in ("", "{", "["):
-            return behind
+        after = text[word.end() :].lstrip()
+        if bare or after[:1] in ("", "{", "["):
+            return after
     return text
 
 
@@ -234,13 +234,13 @@ def classify_beginning(text: str, *, of_turn: bool) -> Beginning:
     return Beginning.TEXT
 
 
-def _classify_after_channel(channel: Channel, behind: str, has_role: bool, of_turn: bool) -> Beginning:
-    bare = behind.lstrip()
+def _classify_after_channel(channel: Channel, after: str, has_role: bool, of_turn: bool) -> Beginning:
+    bare = after.lstrip()
     if not of_turn or bare.startswith(_RECIPIENT_MARK):
         return Beginning.HEADER
     if _RECIPIENT_MARK.startswith(bare):
         return Beginning.UNDECIDED
-    if channel is Channel.ANALYSIS and behind[0] not in _AFTER_WORD:
+    if channel is Channel.ANALYSIS and after[0] not in _AFTER_WORD:
         return Beginning.STRIPPED
     if channel is Channel.FINAL and has_role:
         return Beginning.STRIPPED_ANSWER
