@@ -44,9 +44,9 @@ class ServerProfile:
     A server that does not refuse prompts longer than the context cuts them, or runs the model beyond it.
     `default_model` is its name for the model it was started with; without one, the first listed is meant. With
     `always_has_default` that is sure to be a chat model, if it has any. Without `lists_all_models` it has more.
-    With `separates_reasoning` an answer's reasoning and its calls never stand in its text.
-    With `truncates_texts` it cuts a text that is too long to be embedded, when asked. `remedy` says what to do where it
-    has no vectors or rankings.
+    Where `structured_output` is unknown every format is sent, and none is promised. With `separates_reasoning` an
+    answer's reasoning and its calls never stand in its text. With `truncates_texts` it cuts a text that is too long to
+    be embedded, when asked. `remedy` says what to do where it has no vectors or rankings.
     """
 
     kind: ServerKind

@@ -22,7 +22,7 @@ from dify_mlx_provider.servers.base import (
     has_header,
     parse_entries,
 )
-from dify_mlx_provider.servers.probe import Probe
+from dify_mlx_provider.servers.probe import NO_RESPONSE, Probe
 from dify_mlx_provider.upstream.cache import DEFAULT_TTL, LastValues, TtlCache
 from dify_mlx_provider.upstream.credentials import ServerKind
 
@@ -138,7 +138,8 @@ def _identify(credentials: Credentials) -> ServerInfo | None:
     probe = Probe(credentials)
     response = probe.get_models()
     if response is None:
-        return mlx_lm.recognise_without_list(probe)
+        # Without a folder of downloads mlx_lm.server has no list, and drops the connection.
+        return mlx_lm.recognise(Listing(NO_RESPONSE, probe, []))
     if response.status >= 400:
         named = next((profile for profile in KINDS if has_header(profile, response)), OTHER)
         return ServerInfo(kind=named.kind, reached=True)

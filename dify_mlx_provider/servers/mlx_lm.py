@@ -9,33 +9,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dify_mlx_provider.servers.base import ServerProfile, recognised
+from dify_mlx_provider.servers.base import ServerProfile
 from dify_mlx_provider.servers.efforts import LEVELS
 from dify_mlx_provider.upstream.credentials import ServerKind
 
 if TYPE_CHECKING:
     from dify_mlx_provider.servers.base import Listing, ServerInfo
-    from dify_mlx_provider.servers.probe import Probe
 
 
 def recognise(listing: Listing) -> ServerInfo | None:
     """Return what mlx_lm.server says of itself; None if it is another server."""
-    is_it = listing.owners <= {None} and _is_healthy(listing.probe)
-    return listing.server(ServerKind.MLX_LM) if is_it else None
-
-
-def recognise_without_list(probe: Probe) -> ServerInfo | None:
-    """Return mlx_lm.server that has no folder of downloads to list: then it drops the connection."""
-    return recognised(ServerKind.MLX_LM, []) if _is_healthy(probe) else None
-
-
-def _is_healthy(probe: Probe) -> bool:
-    health = probe.get("/health")
-    return (
+    health = listing.probe.get("/health") if listing.owners <= {None} else None
+    is_it = (
         health is not None
         and health.server_header.startswith("BaseHTTP/")
         and health.json == {"status": "ok"}
     )
+    return listing.server(ServerKind.MLX_LM) if is_it else None
 
 
 PROFILE = ServerProfile(

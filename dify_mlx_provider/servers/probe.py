@@ -45,6 +45,9 @@ class ProbeResponse:
             return None
 
 
+NO_RESPONSE = ProbeResponse("", 0, b"", None)
+
+
 class Probe:
     """Asks one server; an answer that does not come is None.
 
