@@ -39,6 +39,15 @@ def fill_in_c(_request: bytes) -> bytes:
     return b""
 
 
+def fill_in_rust(_request: bytes) -> bytes:
+    """Take ever more in a library that is written in Rust."""
+    from tokenizers import NormalizedString
+
+    taken = []
+    while True:
+        taken.append(NormalizedString("a" * (1 << 24)))
+
+
 def fail(request: bytes) -> bytes:
     """Raise, or end the process by a signal."""
     if request:

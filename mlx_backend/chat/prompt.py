@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.byte_cache import ByteCache
 from mlx_backend.conversation.message_parts import has_images, is_image
 from mlx_backend.engine.images import PromptImage
-from mlx_backend.errors import EngineError, RequestError
+from mlx_backend.errors import EngineRefused, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -386,7 +386,7 @@ class PromptBuilder:
             without = self._tokenizer.render(
                 [{"role": "user", "content": word}], None, add_generation_prompt=False, **kwargs
             )
-        except EngineError:
+        except EngineRefused:
             return "", ""
         before = with_prompt[: max(with_prompt.find(word), 0)]
         starts = [match.start() for match in self._markers.pattern.finditer(before)]
