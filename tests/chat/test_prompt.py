@@ -10,7 +10,7 @@ from scripted_engine import HARMONY_MARKERS, ScriptedTokenizer
 from mlx_backend.chat.prompt import PromptBuilder, Rendering
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
-from mlx_backend.errors import RequestError
+from mlx_backend.errors import EngineBusy, RequestError
 
 CHATML_TEMPLATE = """\
 {%- if tools -%}<|im_start|>system
@@ -139,6 +139,25 @@ def test_checkpoints_are_where_other_prompts_part_from_this_one(
     assert not other_question.startswith(parts[2])
     next_turn = [*chat, {"role": "assistant", "content": "zwei"}, {"role": "user", "content": "three"}]
     assert tokenizer.decode(builder.build(Rendering(next_turn)).tokens).startswith(parts[2])
+
+
+def test_a_busy_server_is_not_taken_for_a_template_without_checkpoints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    builder = PromptBuilder(CHATML, DIALECTS["think"])
+    chat = Rendering([{"role": "user", "content": "one"}])
+    render = CHATML.render
+
+    def refuse(messages: Any, *arguments: Any, **options: Any) -> str:
+        if messages != chat.messages:  # one of the server's own, which finds the checkpoints
+            raise EngineBusy("No further process can be started.")
+        return render(messages, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CHATML, "render", refuse)
+        with pytest.raises(EngineBusy):
+            builder.build(chat)
+    assert builder.build(chat).checkpoints
 
 
 def test_a_template_may_have_opened_the_reasoning() -> None:
