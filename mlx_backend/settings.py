@@ -491,6 +491,11 @@ class Settings(ReplySettings):
     keepalive_seconds: float = 5.0
 
     @property
+    def max_requests(self) -> int:
+        """Requests that an engine holds at the same time: those that are generated and those in its queue."""
+        return self.max_concurrent + self.max_queue
+
+    @property
     def max_received_bytes(self) -> int:
         """The largest body of a request, with its images."""
         return self.max_body_bytes + self.max_images_bytes

@@ -106,8 +106,8 @@ def served(
     """Serve these models inside the block; `send_buffer` is how many bytes the system takes for a slow client."""
     limits = limits or ConnectionLimits(max_body_bytes=settings.max_received_bytes)
     app = App(models, settings)
-    threads = settings.max_concurrent + settings.max_queue
-    server = Server(settings.host, settings.port, app, requests=threads, limits=limits, shutdown_seconds=5)
+    server = Server(settings.host, settings.port, app, requests=settings.max_requests, limits=limits)
+    server.shutdown_seconds = 5
     server.check_seconds = 0.02  # so that short limits of tests hold
     if send_buffer is not None:
         server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # connections inherit it

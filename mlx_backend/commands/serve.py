@@ -46,12 +46,14 @@ if TYPE_CHECKING:
     from mlx_backend.registry.registry import MultiModelRegistry
     from mlx_backend.server.app import App
     from mlx_backend.server.limits import RequestsInFlight
+    from mlx_backend.server.wsgi_server import Server
     from mlx_backend.settings import Settings
 
 log = logging.getLogger(__name__)
 
 _LOADED = _DRAINED = 0
-"""What is posted with the numbers of signals, which begin at 1."""
+_HTTP_ENDED = 255
+"""What is posted with the numbers of signals, which begin at 1 and stay below 128."""
 
 STOP_SECONDS = 5.0
 LOADING_STOP_SECONDS = 1.0
@@ -115,21 +117,18 @@ def _serve(chosen: ChosenOptions, progress: LoadProgressDisplay) -> int:
     keep_little_free_memory()
     models = _models(chosen, on_status=progress)
     app = App(models, settings, memory=models.memory)
-    requests = settings.max_concurrent + settings.max_queue
     limits = ConnectionLimits(max_body_bytes=settings.max_received_bytes, trusted_proxies=app.proxies)
     if in_use := port_in_use(settings.host, settings.port):
         return _failed(in_use)
     try:
-        server = Server(
-            settings.host, settings.port, app, requests=requests, limits=limits, shutdown_seconds=1
-        )
+        server = Server(settings.host, settings.port, app, requests=settings.max_requests, limits=limits)
     except OSError as error:
         return _failed(_bind_failure(settings, error))
     except RuntimeError as error:
-        return _failed(f"The threads of {requests} requests cannot be started: {error}.")
-    serving = threading.Thread(target=server.serve, name="http")
+        return _failed(f"The threads of {settings.max_requests} requests cannot be started: {error}.")
     status = 1
     with StopSignals(on_hangup=_reloads(app, settings)) as signals:
+        serving = threading.Thread(target=_serve_http, args=(server, signals), name="http")
         try:
             # Requests are accepted from now on: they wait for their model, and /health says how far it is.
             serving.start()
@@ -138,14 +137,16 @@ def _serve(chosen: ChosenOptions, progress: LoadProgressDisplay) -> int:
             failures: list[Exception] = []
             load = partial(_preload, models, signals, failures)
             threading.Thread(target=load, name="start", daemon=True).start()
-            first = signals.wait()
+            event = signals.wait()
             progress.clear()
-            if first == _LOADED:
+            if event == _LOADED:
                 if failures:
                     return _failed(str(failures[0]))
                 is_mac = this_machine().is_mac
                 say(*start_lines(url, models, settings, demo=chosen.demo_name, is_mac=is_mac))
-                signals.wait()
+                event = signals.wait()
+            if event == _HTTP_ENDED:
+                return status
             app.preparations.drain()
             _drain(app.in_flight, settings.drain_seconds, signals)
             status = 0
@@ -157,6 +158,15 @@ def _serve(chosen: ChosenOptions, progress: LoadProgressDisplay) -> int:
             server.stop()
             serving.join()
     return status
+
+
+def _serve_http(server: Server, signals: StopSignals) -> None:
+    """Serve until the server is stopped; have the process end if it fails, so that what started it starts it again."""
+    try:
+        server.serve()
+    except Exception:
+        log.exception("The HTTP server has failed; the process ends")
+    signals.post(_HTTP_ENDED)
 
 
 def _reloads(app: App, settings: Settings) -> Callable[[], None] | None:

@@ -61,7 +61,7 @@ class ApiKey:
     """Names of models, or patterns of them as a shell has them."""
     priority: int = 0
     is_shared: bool = False
-    """Whether it is one key for all clients, which are then told apart by their addresses."""
+    """Whether it is one key for all clients, which then differ only by their addresses."""
 
 
 def check_exposure(settings: Settings) -> None:

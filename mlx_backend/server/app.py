@@ -100,7 +100,7 @@ class App:
         self.api_keys = ApiKeys(settings)
         self.proxies = TrustedProxies(settings.trusted_proxies)
         self._rate_limits = RateLimits()
-        requests = settings.max_concurrent + settings.max_queue
+        requests = settings.max_requests
         self.in_flight = RequestsInFlight(requests + 3 * SPARE_THREADS // 4, requests + SPARE_THREADS // 4)
         self._metrics = Metrics(models, memory)
         self.preparations = Preparations(settings.prepare_seconds, wait_seconds=settings.queue_seconds)
@@ -135,9 +135,9 @@ class App:
                 errors = route.handler
                 self._check_access(request, route, client)
                 if request.method == "POST":
+                    stack.callback(self.in_flight.begin(client.share))
                     if client.key is not None:
                         self._rate_limits.admit(client.key)
-                    stack.callback(self.in_flight.begin(client.share))
                 response = route.handler.handle(request, self._backend(record), arguments)
         except Exception as error:
             explained = as_api_error(error, is_draining=self.in_flight.is_draining)

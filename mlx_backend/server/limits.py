@@ -37,8 +37,8 @@ RATE_LIMIT_HEADERS = tuple(
 class RequestsInFlight:
     """The requests that are being answered, and whose they are: a server that is stopped drains them.
 
-    A client that has all it may have still leaves threads to the others: its requests may all wait for the same thing,
-    such as a model that is being loaded. Safe to use from any thread.
+    A client at its limit still leaves threads for the others: its requests may all wait for the same thing, such as a
+    model that is being loaded. Safe to use from any thread.
     """
 
     def __init__(self, most: int, most_of_client: int) -> None:
@@ -107,7 +107,7 @@ class _Bucket:
     def with_limit(self, limit: int, now: float) -> _Bucket:
         """Return the bucket for another limit: what was used stays used.
 
-        Of a lower limit no larger share than of this one: what was within the limits takes no longer to be forgotten.
+        A lower limit keeps the share that was left, so a key within its limits is not suddenly in debt.
         """
         used, share = self.limit - self.left(now), self.left(now) / self.limit
         bucket = _Bucket(limit, now)
@@ -145,7 +145,7 @@ class RateLimits:
                 bucket.take(tokens, now)
 
     def headers(self, key: ApiKey) -> list[tuple[str, str]]:
-        """Return the headers that tell what is left of the key's limits, and in what time all of it is there again."""
+        """Return the headers that say what is left of the key's limits, and in what time all of it is there again."""
         with self._lock:
             now = self._clock()
             return [

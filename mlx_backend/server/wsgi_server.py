@@ -70,7 +70,6 @@ _TOO_MANY = "There are too many connections to this server; try again later."
 _ACCEPTED_AT_ONCE = 64
 _RETRY_ACCEPT_SECONDS = 0.5
 _LOG_SECONDS = 60.0
-_CHECK_SECONDS = 0.5
 _END_SECONDS = 1.0
 """How long requests whose connections were ended may take to notice it."""
 
@@ -128,7 +127,10 @@ class _Refusal(Error):
 
 
 class _Request(HTTPRequestParser):
-    """A request that is being received. Knows no connection, so that its body goes with the last who needs it."""
+    """A request that is being received.
+
+    Holds no reference to its connection, so its body is freed as soon as the request is.
+    """
 
     error: Any
 
@@ -159,6 +161,8 @@ class _Request(HTTPRequestParser):
             self.headers["CONTENT_LENGTH"] = str(max(self.content_length, self.body_bytes_received))
         elif self.error is None:
             self._check_body()
+        if self.completed:
+            self.expect_continue = False  # no more of it is wanted
         return consumed
 
     def _check_head(self) -> None:
@@ -209,7 +213,7 @@ class _Request(HTTPRequestParser):
 
 class _Task(WSGITask):
     def get_environment(self) -> Any:
-        """Return what the application is told of the request."""
+        """Return what the application gets of the request."""
         environ = super().get_environment()
         environ[ON_DISCONNECT] = self.channel.watching
         return environ
@@ -234,7 +238,7 @@ class _ErrorTask(ErrorTask):
         self.response_headers.append(("Content-Type", "application/json"))
         self.set_close_on_finish()
         self.content_length = len(body)
-        self.write(body)
+        self.write(b"" if getattr(self.request, "command", None) == "HEAD" else body)
 
 
 class _Channel(HTTPChannel):
@@ -306,8 +310,8 @@ class _Channel(HTTPChannel):
         if self.peek() == b"":
             # Nothing is done for a client that has left already; the loop closes the connection.
             self.connected = False
+        self._idle_since = time.monotonic()  # before the loop can find the connection idle
         super().service()
-        self._idle_since = time.monotonic()
         self.server.note_change(self)
         if not self.connected:
             for request in self.requests:  # which will not be answered
@@ -377,13 +381,15 @@ class _Channel(HTTPChannel):
             if self._patience <= 0:
                 log.info("A client reads its answer too slowly: its connection is closed.")
                 self.handle_close()
-        elif self.is_idle:
+        elif self.requests:
+            self._idle_since = now
+        elif self.request is None:
             if now - self._idle_since > limits.idle_seconds:
                 self.handle_close()
             else:
                 with self.outbuf_lock:
                     self.outbufs[-1].prune()  # what was sent
-        elif not self.requests and now - self.request.since > self.request.seconds_allowed(limits):
+        elif now - self.request.since > self.request.seconds_allowed(limits):
             part = "body" if self.request.headers_finished else "head"
             self.refuse(408, f"The {part} of the request did not arrive in time.")
 
@@ -456,6 +462,9 @@ class Server(TcpWSGIServer):
     channel_class = _Channel
     application: Application
     active_channels: dict[int, _Channel]
+    check_seconds = 0.5
+    shutdown_seconds = 1.0
+    """How long requests that are being answered may go on after `stop`."""
 
     def __init__(
         self,
@@ -465,12 +474,9 @@ class Server(TcpWSGIServer):
         *,
         requests: int,
         limits: ConnectionLimits,
-        shutdown_seconds: float,
     ) -> None:
         """`requests` is how many may be waited for at the same time."""
         self.limits = _within_file_limit(limits)
-        self.check_seconds = _CHECK_SECONDS
-        self.shutdown_seconds = shutdown_seconds
         self._accept_again = 0.0
         self._warned = -_LOG_SECONDS
         self._guard = threading.Lock()
@@ -526,6 +532,13 @@ class Server(TcpWSGIServer):
 
     def serve(self) -> None:
         """Accept, receive and send until `stop`."""
+        try:
+            self._loop()
+        finally:
+            self._selector.close()
+            self._has_ended.set()
+
+    def _loop(self) -> None:
         checked = time.monotonic()
         self._selector.register(self.trigger.socket, selectors.EVENT_READ, self.trigger)
         self._selector.register(self.socket, selectors.EVENT_READ, self)
@@ -534,7 +547,8 @@ class Server(TcpWSGIServer):
             while self._changed:
                 self._watch(self._changed.popleft())
             for key, events in self._selector.select(self.check_seconds):
-                if events & selectors.EVENT_READ:
+                # Another connection may have been closed for the sake of one in the same batch.
+                if events & selectors.EVENT_READ and key.data.socket is not None:
                     wasyncore.read(key.data)
                 if events & selectors.EVENT_WRITE and key.data.socket is not None:
                     wasyncore.write(key.data)
@@ -543,8 +557,6 @@ class Server(TcpWSGIServer):
             if (passed := time.monotonic() - checked) >= self.check_seconds:
                 checked += passed
                 self._check(passed)
-        self._selector.close()
-        self._has_ended.set()
 
     def note_change(self, channel: _Channel) -> None:
         """Have the loop look at what a connection waits for now. Called by workers."""
@@ -555,7 +567,7 @@ class Server(TcpWSGIServer):
                 self.trigger.pull_trigger()
 
     def pull_trigger(self) -> None:
-        """Do nothing: the loop is told of each change by `note_change`."""
+        """Do nothing: `note_change` wakes the loop for each change."""
 
     def _watch(self, channel: _Channel) -> None:
         """Have the selector wait for what the connection waits for: waitress would ask all of them each time."""
@@ -589,8 +601,11 @@ class Server(TcpWSGIServer):
             self._accept_again = 0.0
             self._selector.register(self.socket, selectors.EVENT_READ, self)
         for channel in list(self.active_channels.values()):
-            channel.check(seconds)
-            self._watch(channel)
+            try:
+                channel.check(seconds)
+                self._watch(channel)
+            except Exception:
+                channel.handle_error()
 
     def maintenance(self, _now: float) -> None:
         """Do nothing: `serve` checks, by a clock that does not jump."""
@@ -633,6 +648,10 @@ class Server(TcpWSGIServer):
             if accepted is None:
                 return
             self._add(*accepted)
+
+    def handle_error(self) -> None:
+        """Go on accepting after an unexpected error: waitress would close the listening socket."""
+        log.exception("A connection could not be accepted")
 
     def _add(self, connection: socket.socket, address: Any) -> None:
         limits, channels = self.limits, list(self.active_channels.values())

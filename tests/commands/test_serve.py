@@ -199,6 +199,18 @@ def test_a_running_stream_is_finished_before_the_server_stops() -> None:
         assert process.wait(60) == 0
 
 
+def test_a_server_whose_loop_fails_ends_so_that_it_can_be_started_again() -> None:
+    fail = (
+        "import sys; from mlx_backend.cli import main; from mlx_backend.server.wsgi_server import Server; "
+        "Server._check = lambda *_: 1 / 0; sys.exit(main(['--port', '0']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", fail], capture_output=True, text=True, env=QUIET, timeout=120
+    )
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+
+
 def test_a_file_says_which_models_there_are(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     file.write_text(

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER, CHAT, USER, client_of
+from single_model import SingleModelRegistry
 from werkzeug.test import Client
 
 from mlx_backend.api.errors import ApiError
+from mlx_backend.chat.service import Service
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.catalogue import Catalogue
@@ -91,6 +93,16 @@ def test_more_requests_than_a_minute_allows_are_a_429_in_openais_shape(
     clock.now += 30
     assert asked(client).status_code == 200
     assert asked(client).status_code == 429
+
+
+def test_a_request_that_the_server_has_no_room_for_uses_nothing_up(tmp_path: Path) -> None:
+    keys = with_keys(tmp_path, '[keys.alice]\nkey = "sk-alice"\nrequests_per_minute = 2')
+    with ScriptedEngine(lambda _: ANSWER) as engine:
+        app = App(SingleModelRegistry(Service(engine)), Settings(**keys))
+        app.in_flight.drain()
+        refused = asked(Client(app))
+    assert refused.status_code == 503
+    assert refused.headers["x-ratelimit-remaining-requests"] == "2"
 
 
 @pytest.mark.parametrize("stream", [False, True])
