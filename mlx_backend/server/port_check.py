@@ -17,8 +17,10 @@ _LOCAL = frozenset(["", "0.0.0.0", "::", "localhost", *_LOOPBACK])
 CONNECT_SECONDS = 1.0
 ANSWER_SECONDS = 2.0
 MAX_ANSWER_BYTES = 64 * 1024
-_MAX_NAMED = 3  # models in the sentence
-_MAX_NAME = 100  # characters of each
+_MAX_NAMED = 3
+"""Models in the sentence."""
+_MAX_NAME = 100
+"""Characters of the name of each."""
 
 
 def port_in_use(host: str, port: int) -> str | None:
