@@ -70,7 +70,10 @@ class PlainBatch:
 
     def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         """Load the model on this thread."""
-        log.warning("The plain engine caches no prompts, and does not limit the memory of KV caches.")
+        log.warning(
+            "The plain engine caches no prompts, wires no memory, has no faster layers, and does not limit the memory "
+            "of KV caches, whatever the options say."
+        )
         options, memory = self._options, self._device.memory
         self._reservation = reservation = memory.reserve(0, limit=options.memory_bytes)
         model = load_model(

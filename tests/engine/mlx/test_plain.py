@@ -230,6 +230,11 @@ def test_a_prompt_that_is_likely_to_come_is_not_prefilled(plain: Engine) -> None
     assert not asked_for
 
 
+def test_it_says_which_options_have_no_effect(qwen: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with load_engine(qwen, engine="plain"):
+        assert "caches no prompts, wires no memory, has no faster layers" in caplog.text
+
+
 def test_its_weights_are_reserved_while_it_is_loaded(qwen: Path) -> None:
     device = Device(1 << 30)
     with load_engine(qwen, engine="plain", device=device):
