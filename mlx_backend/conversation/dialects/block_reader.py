@@ -20,7 +20,7 @@ The reader is in one state, and looks for the markers that mean something there:
                  a call's opener -> CALL; the section's closer -> OPENING
     CALL       text is gathered, and decoded by its syntax (`calls/`)
                  the call's closer, or its last bracket where it has none -> SECTION or OPENING
-                 its name is known, and its arguments are JSON -> ARGUMENTS
+                 its name is known, and its arguments begin -> ARGUMENTS
     ARGUMENTS  are put out as they come (`open_call`)
                  their last bracket -> REST; a marker in a string that would end them -> STRING
     STRING     until it is known whether that marker is part of the string -> ARGUMENTS, or what the marker means
@@ -54,7 +54,6 @@ from mlx_backend.conversation.dialects.calls.json_object import is_end_of_object
 from mlx_backend.conversation.dialects.open_call import (
     BLANKS,
     MAX_DOUBTS,
-    JsonArguments,
     OpenCall,
     TextBuffer,
 )
@@ -65,7 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from mlx_backend.conversation.dialects.block_format import BlockFormat, CallSection
-    from mlx_backend.conversation.dialects.calls.base import DecodedCall
+    from mlx_backend.conversation.dialects.calls.base import DecodedCall, StreamedCall
     from mlx_backend.conversation.events import EndedBy
     from mlx_backend.conversation.tools import ToolSet
 
@@ -520,7 +519,7 @@ class BlockReader(Reader):
                     self._give_up()
                     return ""
                 self._commit(call)
-                self._enter_arguments(call, name, begun.id)
+                self._enter_arguments(call, begun, name)
                 return written[begun.arguments_at :]
         end = call.end(text)
         if end < 0:
@@ -660,10 +659,10 @@ class BlockReader(Reader):
 
     # ARGUMENTS, STRING, REST
 
-    def _enter_arguments(self, call: OpenCall, name: str, own_id: str) -> None:
-        self._open_call(name, own_id)
+    def _enter_arguments(self, call: OpenCall, begun: StreamedCall, name: str) -> None:
+        self._open_call(name, begun.id)
         call.delta = self.delta
-        call.arguments = JsonArguments()
+        call.begin_arguments(begun, name)
         self._expect_arguments(call)
 
     def _expect_arguments(self, call: OpenCall) -> None:
@@ -676,7 +675,7 @@ class BlockReader(Reader):
         written, rest = call.arguments.read(text)
         self._emit(written)
         if rest is None:
-            if call.arguments.needs_next:
+            if not call.arguments.is_plain:
                 self.delta = None
             return ""
         self.delta = None
@@ -696,13 +695,15 @@ class BlockReader(Reader):
             written = str(call.text)
             if begun := call.block.syntax.begin(written[:_MAX_BEGINNING]):
                 self._close_call(complete=True)
-                self._enter_arguments(call, self._tools.offered_name(begun.name), begun.id)
+                self._enter_arguments(call, begun, self._tools.offered_name(begun.name))
                 return written[begun.arguments_at :]
         return ""
 
     def _end_arguments(self, call: OpenCall) -> None:
         """Close a call whose arguments were put out already. More calls may stand after them, in a list."""
         rest = "" if self._state is _BlockState.ARGUMENTS else str(call.text)
+        self.delta = call.delta
+        self._emit(call.arguments.finish())
         self._close_call(complete=True)
         if is_end_of_object(rest):
             rest = ""

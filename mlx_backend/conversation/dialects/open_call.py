@@ -4,9 +4,9 @@ A closer in an open value may be part of the value, and the next one the call's:
 never closed, the call ends at the first after all. A marker in a string of JSON arguments is part of the string, unless
 the string is broken: what is written after its end tells, and until then the marker and what follows it are held.
 
-Knows neither the states of the reader (`block_reader`) nor events. Arguments in another notation than JSON would be
-read by another class with the methods of `JsonArguments`, which the call's syntax names where it finds their beginning
-(`CallSyntax.begin`).
+Knows neither the states of the reader (`block_reader`) nor events. Arguments in another notation than JSON are read by
+another class with the methods of `JsonArguments` (`CallArguments`), which the call's syntax names where it finds their
+beginning (`CallSyntax.begin`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mlx_backend.conversation.dialects.block_format import CallBlock
-    from mlx_backend.conversation.dialects.calls.base import DecodedCall
+    from mlx_backend.conversation.dialects.calls.base import CallArguments, DecodedCall, StreamedCall
     from mlx_backend.conversation.events import Event
     from mlx_backend.conversation.tools import ToolSet
 
@@ -46,7 +46,7 @@ class OpenCall:
         self.block = block
         self.text = TextBuffer(block.opener if block.is_text else "")
         self.must_be_offered = must_be_offered  # only the name of an offered tool makes it a call
-        self.arguments = JsonArguments()  # used once they have begun
+        self.arguments: CallArguments = JsonArguments()  # used once they have begun
         self.delta: Callable[[str], Event] | None = None  # of the arguments
         self.doubts = 0  # markers so far that may be part of a value
         self._tools = tools
@@ -102,6 +102,11 @@ class OpenCall:
                 return []
             calls.append((name, call))
         return calls
+
+    def begin_arguments(self, begun: StreamedCall, name: str) -> None:
+        """Begin to read the arguments of a call to this tool."""
+        make = begun.arguments
+        self.arguments = JsonArguments() if make is None else make(self._tools.parameters(name))
 
     def may_end_without_closer(self) -> bool:
         """Whether the text is a call as it is: what looks like the next one's opener may be that."""
@@ -194,10 +199,9 @@ class TextBuffer:
 
 
 class JsonArguments:
-    """Arguments that are one JSON value: put out as they are."""
+    """Implements `CallArguments` for one JSON value: put out as it is."""
 
     SPECIAL = JsonSpan.SPECIAL
-    """A piece without these characters is put out as it is, unless `needs_next`."""
 
     __slots__ = ("_held", "_marker", "_span", "_string")
 
@@ -213,14 +217,18 @@ class JsonArguments:
         return self._span.in_string
 
     @property
-    def needs_next(self) -> bool:
-        """Whether the next character has to be seen: it is escaped."""
-        return self._span.is_escaped
+    def is_plain(self) -> bool:
+        """Whether the next character need not be seen: it is not escaped."""
+        return not self._span.is_escaped
 
     def read(self, text: str) -> tuple[str, str | None]:
         """Return what is to be put out, and what follows the end of the arguments: None if they go on."""
         end = self._span.end(text)
         return (text, None) if end < 0 else (text[:end], text[end:])
+
+    def finish(self) -> str:
+        """Return nothing: the arguments are as they were written."""
+        return ""
 
     def hold(self, marker: str) -> None:
         """Hold a marker that stands in a string."""

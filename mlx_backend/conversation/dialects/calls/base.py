@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mlx_backend.conversation.dialects.base import CallCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence, Set
+    from collections.abc import Callable, Mapping, Sequence, Set
 
     from mlx_backend.conversation.dialects.base import Piece
     from mlx_backend.conversation.tools import ToolSet
@@ -27,13 +27,61 @@ class DecodedCall:
     id: str = ""
 
 
+class CallArguments(Protocol):
+    """The arguments of one call while the model writes them: its text comes in pieces, and JSON goes out.
+
+    What `read` and `finish` return is the text of the arguments. It is the same however the pieces are cut.
+    """
+
+    SPECIAL: str
+    """While `is_plain`, a piece without these characters is put out as it is, without `read`."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the next piece, if it has no special character, is to be put out as it is."""
+        ...
+
+    @property
+    def in_string(self) -> bool:
+        """Whether the text so far ends in a value that may hold markers: the next is held until that is known."""
+        ...
+
+    def read(self, text: str) -> tuple[str, str | None]:
+        """Return what is to be put out, and what follows the end of the arguments: None if they go on."""
+        ...
+
+    def finish(self) -> str:
+        """Return what is still to be put out at the call's end: what was held back, and what the model left out.
+
+        It is not asked for a call that the token limit has cut: that one stays open.
+        """
+        ...
+
+    def hold(self, marker: str) -> None:
+        """Hold a marker that stands in a value; what follows it comes to `judge`."""
+        ...
+
+    def judge(self, text: str) -> tuple[bool | None, str]:
+        """Take what follows a held marker. Return whether the marker is part of the value, and the rest of the text.
+
+        None: it is not known yet, and all of the text is held.
+        """
+        ...
+
+    def release(self) -> tuple[str, str]:
+        """Return the held marker and the text after it; nothing is held any more."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StreamedCall:
-    """The beginning of a call whose arguments are JSON: they begin at `arguments_at` of the text so far."""
+    """The beginning of a call whose arguments can be put out as they come: they begin at `arguments_at` of the text."""
 
     name: str
     arguments_at: int
     id: str = ""
+    arguments: Callable[[Mapping[str, Any]], CallArguments] | None = None
+    """Makes what reads them, from the schema of the tool's parameters. None: they are JSON."""
 
 
 class CallSyntax(ABC):
@@ -64,7 +112,7 @@ class CallSyntax(ABC):
         """Write a call, without the markers of its block."""
 
     def begin(self, body: str) -> StreamedCall | None:
-        """Find where JSON arguments begin, if they can be put out while they are written, and as they are."""
+        """Find where arguments begin that can be put out while they are written."""
         return None
 
     def first_name(self, body: str) -> tuple[str, int] | None:
