@@ -3,8 +3,10 @@
 Dify does not tell its plugins when a user presses Stop. But it keeps the part of the answer that was shown, and the
 user's next message brings it back: a history that continues an answer which still runs shows that no one waits for
 it. mlx_backend/conversation/running_replies.py says what counts as proof, and why nothing less does; the server does
-the same for its own clients. Here the scope is the app and its user. The instructions, which Dify fills anew for each
-question (knowledge, the time of day), do not count, unless Dify names no app, as 1.14 and older do not.
+the same for its own clients. Here the scope is the app and its user, as far as Dify names them: plain chat apps name no
+user, and 1.14 and older no app. The history tells the rest, as all users of one app may ask the same thing, but each
+goes on from the answer that was shown to them. The instructions, which Dify fills anew for each question (knowledge, the
+time of day), do not count, unless Dify names no app.
 """
 
 from __future__ import annotations
@@ -46,8 +48,7 @@ def answer_to(messages: Sequence[PromptMessage], user: str | None, *, stream: bo
     """End the answers that these messages show to be abandoned; return the one to them, not yet started."""
     session = get_current_session()
     app = session.app_id if session is not None else None
-    # Without a user it is not known whose answers are whose: a scope that is like no other.
-    scope = (app, user) if user else object()
+    scope = (app, user)
     ignored_roles = ("system",) if app else ()
     history = History.of([_plain(message) for message in messages], ignored_roles=ignored_roles)
     for _ in _replies.supersede(scope, history):

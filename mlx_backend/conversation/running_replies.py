@@ -21,7 +21,8 @@ What is not. A reply that somebody reads must never be ended, so in doubt it run
   replies to these messages must have said it, and it must be running.
 
 What is remembered: a digest of each running reply's messages, and the first MAX_HEAD characters of what it says; of
-those that ended, the latest MAX_ENDED. A reply is never ended if one to the same messages has been forgotten.
+those that ended, the latest MAX_ENDED, and the digests of MAX_FORGOTTEN more. A reply is never ended if what another
+one to the same messages has said is forgotten.
 
 Safe to use from any thread. Knows no HTTP, no engine and no client: a reply's texts (its answer and its reasoning,
 say) are told apart by a name, and what a message quotes is for the caller to say.
@@ -50,6 +51,9 @@ MAX_HEAD = 1024
 
 MAX_ENDED = 512
 """Replies that are remembered after their end."""
+
+MAX_FORGOTTEN = 16_384
+"""Replies of which no more is remembered than what they answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +182,7 @@ class RunningReplies:
         self._lock = threading.Lock()
         self._groups: dict[tuple[Hashable, bytes], list[RunningReply]] = {}  # by what they answer
         self._ended: deque[RunningReply] = deque()
+        self._forgotten: dict[tuple[Hashable, bytes], None] = {}  # the oldest first
 
     def reply(self, scope: Hashable, history: History, *, is_streamed: bool = True) -> RunningReply:
         """Return the reply to these messages, not yet started."""
@@ -203,6 +208,7 @@ class RunningReplies:
     def enter(self, reply: RunningReply) -> None:
         """Take in a reply that has started."""
         with self._lock:
+            reply.has_lost_siblings = reply.key in self._forgotten
             self._groups.setdefault(reply.key, []).append(reply)
 
     def leave(self, reply: RunningReply) -> None:
@@ -213,10 +219,16 @@ class RunningReplies:
                 return
             self._ended.append(reply)
             if len(self._ended) > MAX_ENDED:
-                forgotten = self._ended.popleft()
-                self._remove(forgotten)
-                for sibling in self._groups.get(forgotten.key, ()):
-                    sibling.has_lost_siblings = True
+                self._forget(self._ended.popleft())
+
+    def _forget(self, reply: RunningReply) -> None:
+        self._remove(reply)
+        for sibling in self._groups.get(reply.key, ()):
+            sibling.has_lost_siblings = True
+        self._forgotten.pop(reply.key, None)
+        self._forgotten[reply.key] = None
+        if len(self._forgotten) > MAX_FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
 
     def _remove(self, reply: RunningReply) -> None:
         group = self._groups[reply.key]

@@ -180,6 +180,21 @@ def test_what_is_remembered_is_bounded_and_what_was_forgotten_proves_nothing(
     assert len(replies.registry._groups) == 3
 
 
+def test_a_later_reply_to_messages_whose_answer_was_forgotten_is_left_alone_too(
+    replies: Replies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several people ask an app the same question; the first one goes on while the last one's answer runs."""
+    monkeypatch.setattr(module, "MAX_ENDED", 0)
+    monkeypatch.setattr(module, "MAX_FORGOTTEN", 2)
+    replies.running(SAID).end()
+    with replies.running(f"{SAID} It holds") as later:
+        assert replies.superseded_by(*ASKED, assistant(SAID), NEXT) == []
+    for number in range(2):
+        replies.running(SAID, [{"role": "user", "content": f"question {number}"}]).end()
+    assert len(replies.registry._forgotten) == 2
+    assert not later.is_superseded
+
+
 def test_a_reply_that_said_next_to_nothing_is_not_remembered(replies: Replies) -> None:
     replies.running("Yes.").end()
     assert replies.registry._groups == {}

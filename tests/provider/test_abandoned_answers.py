@@ -168,6 +168,28 @@ def test_a_stopped_answer_ends_when_its_user_goes_on(
     assert_ended(stopped)
 
 
+@pytest.mark.parametrize("app_id", ["app", None], ids=["of an app", "of Dify 1.14"])
+def test_so_it_does_in_a_plain_chat_where_dify_names_no_user(
+    plugin: PluginProcess, server: ChatServer, question: dict[str, Any], app_id: str | None
+) -> None:
+    nobody: dict[str, Any] = {"app_id": app_id, "user_id": ""}
+    stopped = begun(plugin, server, SYSTEM, question, **nobody)
+    ask(plugin, server, SYSTEM, question, assistant(stopped.shown.strip()), GOING_ON, **nobody)
+    assert_ended(stopped)
+
+
+def test_nor_is_one_of_two_people_whom_dify_does_not_tell_apart(
+    plugin: PluginProcess, server: ChatServer, question: dict[str, Any]
+) -> None:
+    """Both have asked the same and read the same; one of them goes on."""
+    nobody: dict[str, Any] = {"app_id": "app", "user_id": ""}
+    first, second = (begun(plugin, server, question, **nobody) for _ in range(2))
+    first.stream.finish()
+    assert first.rest() == ""
+    ask(plugin, server, question, assistant(first.shown.strip()), GOING_ON, **nobody)
+    assert_read_to_its_end(second)
+
+
 def test_a_separated_nodes_answer_comes_back_without_its_thinking(
     plugin: PluginProcess, server: ChatServer, question: dict[str, Any]
 ) -> None:
