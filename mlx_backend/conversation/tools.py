@@ -14,6 +14,8 @@ type ToolDefinition = str | Mapping[str, Any]
 
 # Models glue a content type or a channel's word to a name: `shelljson`.
 _GLUED = re.compile(r"\A(?:json|code|text|commentary|analysis|final)(?![\w.-])")
+_SEPARATOR = re.compile(r"[.:/]+")
+"""What stands between a namespace and a name."""
 _MAX_SIMILAR = 64
 """Misspelt names that are remembered."""
 _MAX_NAME = 256
@@ -53,8 +55,7 @@ class ToolSet:
         name = name.strip()
         if name in self.names or not self.names:
             return name
-        bare = name.removeprefix("functions.").removeprefix("default_api.")
-        return bare if bare in self.names else self.find_similar(name, in_namespace=True) or name
+        return self.find_similar(name, in_namespace=True) or name
 
     def find_prefix(self, text: str) -> str | None:
         """Find the longest name that `text` begins with. A content type or a channel may be glued to it."""
@@ -66,7 +67,7 @@ class ToolSet:
     def find_similar(self, word: str, *, in_namespace: bool = False) -> str | None:
         """Find the name that differs from `word` in case, hyphens and the like only.
 
-        `in_namespace`: or that is its last part, after a namespace.
+        `in_namespace`: or that is the end of it, after a namespace: `default_api:f`, `ns.f`, `ns/f`.
         """
         if len(word) > _MAX_NAME:
             return self._find_similar(word, in_namespace=in_namespace)
@@ -82,7 +83,10 @@ class ToolSet:
             self._by_folded_name = {_folded(name): name for name in sorted(self.names)}
         found = self._by_folded_name.get(_folded(word))
         if found is None and in_namespace:
-            found = self._by_folded_name.get(_folded(word.rpartition(".")[2]))
+            inner = [word[separator.end() :] for separator in _SEPARATOR.finditer(word)]
+            exact = (name for name in inner if name in self.names)
+            alike = (self._by_folded_name.get(_folded(name)) for name in inner)
+            found = next((name for name in (*exact, *alike) if name), None)
         return found
 
 

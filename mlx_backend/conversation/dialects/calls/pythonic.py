@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MAX_CODE = 2_000_000
 """Characters of code."""
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
-_KEYWORD_ARGUMENT = re.compile(rf"(?<=[(,])(\s*)({'|'.join(keyword.kwlist)})(?=\s*=[^=])")
+_KEYWORD_ARGUMENT = re.compile(rf"(?<=[(,])(\s*)({'|'.join(keyword.kwlist)})(?=\s*=(?!=))")
 _KEYWORD_MARK = "_is_no_keyword_"
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _KNOWN_ESCAPES = "\\'\"abfnrtvxuUN01234567\n"
