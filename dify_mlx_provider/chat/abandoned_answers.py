@@ -5,8 +5,8 @@ user's next message brings it back: a history that continues an answer which sti
 it. mlx_backend/conversation/running_replies.py says what counts as proof, and why nothing less does; the server does
 the same for its own clients. Here the scope is the app and its user, as far as Dify names them: plain chat apps name no
 user, and 1.14 and older no app. The history tells the rest, as all users of one app may ask the same thing, but each
-goes on from the answer that was shown to them. The instructions, which Dify fills anew for each question (knowledge, the
-time of day), do not count, unless Dify names no app.
+goes on from the answer that was shown to them. The instructions, which Dify fills anew for each question (knowledge,
+the time of day), do not count, unless Dify names no app.
 """
 
 from __future__ import annotations

@@ -44,6 +44,9 @@ class Predefined:
     context_size: int
     efforts: Sequence[str] = ANY_EFFORT
     default_effort: str
+    sees: bool = False
+    """Dify's pages offer Vision by what is declared here, whatever the server says; one that does not see refuses an
+    image in a sentence."""
     comment: str = ""
 
 
@@ -69,11 +72,13 @@ MODELS: tuple[Predefined, ...] = (
     Predefined(
         model="default",
         label={"en_US": "Default", "ja_JP": "既定", "zh_Hans": "默认"},
-        context_size=131_072,
+        context_size=16_384,  # the demonstration model's, the least that is served; Dify shows it in the list
         default_effort="medium",
+        sees=True,
         comment=(
             "# The server serves the model it was started with under this name: no model's name has to be typed.\n"
-            "# What that model is and can do, the server says; gpt-oss is assumed here.\n"
+            "# What that model is and can do, the server says; until it does, the least context is assumed.\n"
+            "# Dify's pages offer Vision by this file.\n"
         ),
     ),
     Predefined(
@@ -81,12 +86,14 @@ MODELS: tuple[Predefined, ...] = (
         label=_named("Qwen3.5 4B (4 bit)"),
         context_size=262_144,
         default_effort="high",
+        sees=True,
     ),
     Predefined(
         model="mlx-community/Qwen3.5-9B-4bit",
         label=_named("Qwen3.5 9B (4 bit)"),
         context_size=262_144,
         default_effort="high",
+        sees=True,
     ),
     _gpt_oss("20b"),
     Predefined(
@@ -94,6 +101,7 @@ MODELS: tuple[Predefined, ...] = (
         label=_named("Gemma 4 26B-A4B (4 bit)"),
         context_size=262_144,
         default_effort="none",
+        sees=True,
     ),
     Predefined(
         model="mlx-community/Qwen3.8-27B-4bit",
@@ -101,12 +109,14 @@ MODELS: tuple[Predefined, ...] = (
         context_size=262_144,
         efforts=("none", "low", "medium", "xhigh"),  # its first template refuses `high`
         default_effort="xhigh",
+        sees=True,
     ),
     Predefined(
         model="mlx-community/Qwen3.6-35B-A3B-4bit",
         label=_named("Qwen3.6 35B-A3B (4 bit)"),
         context_size=262_144,
         default_effort="high",
+        sees=True,
     ),
     _gpt_oss("120b"),
 )
@@ -123,7 +133,7 @@ def declaration(model: Predefined) -> dict[str, Any]:
         "model": model.model,
         "label": dict(model.label),
         "model_type": "llm",
-        "features": list(FEATURES),
+        "features": [*FEATURES, *(["vision"] if model.sees else [])],
         "model_properties": {"mode": "chat", "context_size": model.context_size},
         "parameter_rules": parameter_rules(options),
     }

@@ -78,6 +78,15 @@ def find_server(credentials: Credentials) -> ServerInfo:
     return found if kind is None else replace(found, kind=kind)
 
 
+def find_server_after_refusal(credentials: Credentials, model: str) -> ServerInfo:
+    """Return what is known of a server that has refused a model. If it listed that model, it is asked again."""
+    server = find_server(credentials)
+    if any(model == listed.name for listed in server.models):
+        _servers.forget(_cache_key(credentials))
+        server = find_server(credentials)
+    return server
+
+
 def find_profile(credentials: Credentials) -> ServerProfile:
     """Return what is known of the kind of server at an address."""
     return PROFILES[find_server(credentials).kind]

@@ -76,6 +76,7 @@ def chat(credentials: Credentials, body: Mapping[str, Any]) -> Generator[dict[st
         try:
             chunks = client.chat(request)
         except ModelNotFound as error:
+            server = discovery.find_server_after_refusal(credentials, body["model"])
             served = server.names("llm") if server.models else _served_models(client)
             candidates = [name for name in served if name != "default"]
             if body["model"] != "default" or not candidates:
@@ -103,6 +104,7 @@ def post_json(
     except NoSuchEndpoint as error:
         raise _unsupported(server, credentials, kind, path) or error from error
     except ModelNotFound as error:
+        server = discovery.find_server_after_refusal(credentials, model)
         raise _not_found(error, model, credentials, server, server.names(kind), kind) from error
     if isinstance(answer, dict) and (error_object := answer.get("error")):
         # LM Studio sends its errors with status 200.
@@ -137,9 +139,9 @@ def _not_found(
     """
     if name == "default" or any(last_part(name) == last_part(other) for other in served):
         return error
-    # Dify's model Default is a chat model.
-    has_default = kind == "llm" and discovery.PROFILES[server.kind].always_has_default and bool(served)
-    own_words = "" if has_default else quote(str(error)).removesuffix(".")
+    is_ours = discovery.PROFILES[server.kind].always_has_default and bool(served)
+    has_default = is_ours and kind == "llm"  # Dify's model Default is a chat model
+    own_words = "" if is_ours else quote(str(error)).removesuffix(".")  # ours would name the models again
     there_is = f"It has: {join_names(served)}. Choose one of these, or " if served else ""
     default = "Default, which always works, or " if has_default else ""
     start = "start the server with the model you want."

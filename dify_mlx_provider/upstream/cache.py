@@ -78,6 +78,12 @@ class TtlCache[T]:
                     del self._entries[next(iter(self._entries))]
             return value
 
+    def forget(self, key: str) -> None:
+        """Fetch this key's value again when it is asked for next. If that fails, the value known before stays."""
+        with self._lock:
+            if (entry := self._entries.get(key)) is not None:
+                self._entries[key] = (0.0, entry[1])
+
     def clear(self) -> None:
         """Forget everything, also what is being fetched now."""
         with self._lock:

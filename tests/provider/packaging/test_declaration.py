@@ -288,5 +288,26 @@ def test_dify_finds_the_option_it_uses_for_structured_output(provider: dict[str,
 def test_features_match_what_a_model_can_do(provider: dict[str, Any]) -> None:
     features = {model["model"]: set(model["features"]) for model in provider["models"]}
     tools = {"tool-call", "stream-tool-call"}
-    assert features["default"] == {"agent-thought", "structured-output"} | tools
-    assert features["mlx-community/Qwen3.6-35B-A3B-4bit"] == {"agent-thought", "structured-output"} | tools
+    assert all(
+        each - {"vision"} == {"agent-thought", "structured-output"} | tools for each in features.values()
+    )
+
+
+def test_difys_pages_offer_vision_for_default_and_for_the_families_that_see(provider: dict[str, Any]) -> None:
+    """They go by the list's rows; a server whose model does not see refuses an image in a sentence."""
+    blind = {model["model"] for model in provider["models"] if "vision" not in model["features"]}
+    assert blind == {"mlx-community/gpt-oss-20b-MXFP4-Q8", "mlx-community/gpt-oss-120b-MXFP4-Q8"}
+
+
+def test_the_row_of_default_promises_no_more_context_than_the_demonstration_model_has(
+    provider: dict[str, Any],
+) -> None:
+    [size] = [
+        model["model_properties"]["context_size"]
+        for model in provider["models"]
+        if model["model"] == "default"
+    ]
+    assert (
+        size
+        == json.loads((ROOT / "mlx_backend/demo/model/config.json").read_text())["max_position_embeddings"]
+    )

@@ -9,7 +9,7 @@ import pytest
 from fake_servers import FakeServer, event_stream, listed, lm_studio, mlx_backend, ollama, vllm
 
 from dify_mlx_provider.servers import discovery
-from dify_mlx_provider.servers.requests import chat
+from dify_mlx_provider.servers.requests import chat, post_json
 from dify_mlx_provider.upstream.cache import DEFAULT_TTL
 from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.errors import Refused
@@ -156,6 +156,34 @@ def test_mlx_backend_without_the_model_is_reported_with_its_address_its_models_a
     assert str(caught.value) == (
         f"the server at {server.address}/v1 does not have the model 'x'. It has: a. Choose one of these, or Default, "
         "which always works, or start the server with the model you want."
+    )
+
+
+def test_a_model_that_has_left_the_server_is_reported_with_those_that_are_there_now() -> None:
+    with mlx_backend(
+        {"id": "x", "type": "llm"}, chat=refusing("The model 'x' is not served here.")
+    ) as server:
+        credentials = Credentials.from_form({"endpoint_url": server.address})
+        assert discovery.find_server(credentials).names() == ["x"]
+        server.answers["/v1/models"] = listed({"id": "other", "type": "llm", "owned_by": "mlx-backend"})
+        with pytest.raises(Refused) as caught:
+            answer(server, model="x")
+    assert str(caught.value) == (
+        f"the server at {server.address}/v1 does not have the model 'x'. It has: other. Choose one of these, or "
+        "Default, which always works, or start the server with the model you want."
+    )
+
+
+def test_a_missing_embedding_model_is_reported_once() -> None:
+    embeddings = refusing("The model 'x' is not served here. There is 'e'.")
+    models = [{"id": "a", "type": "llm"}, {"id": "e", "type": "embedding"}]
+    with mlx_backend(*models, embeddings=embeddings) as server:
+        credentials = Credentials.from_form({"endpoint_url": server.address})
+        with pytest.raises(Refused) as caught:
+            post_json(credentials, "x", "/embeddings", {"input": ["a"]}, "embedding")
+    assert str(caught.value) == (
+        f"the server at {server.address}/v1 does not have the model 'x'. It has: e. Choose one of these, or start the "
+        "server with the model you want."
     )
 
 

@@ -376,5 +376,5 @@ def test_a_predefined_model_without_a_usable_form_is_as_declared(
     (answer,) = plugin.request(
         "get_ai_model_schemas", provider="mlx", model_type="llm", model="default", credentials=form
     )
-    assert answer["model_schema"]["model_properties"]["context_size"] == 131_072
+    assert answer["model_schema"]["model_properties"]["context_size"] == 16_384
     assert answer["model_schema"]["label"]["zh_Hans"] == "默认"
