@@ -2,12 +2,14 @@
 
 They are not streamed, often have room for a few hundred tokens and none of the user's settings, and Dify takes the
 whole text for the answer. A model that reasons at its usual effort spends that room thinking, and a thinking block
-becomes part of the answer; meanwhile the user's next question waits. So three things are decided about a request:
+becomes part of the answer; meanwhile the user's next question waits. So these are decided about a request:
 
 `is_own_prompt`          it is known by the words of Dify's own prompts (mlx_backend/conversation/background_requests.py
                          has them, for the server too): then the reasoning is hidden, and not a character of the answer
                          is changed, because a program takes it as it is.
 `asks_for_json`          Dify parses JSON out of the answer: the same.
+`asks_for_json_block`    it looks for a fenced block first, and is misled by half a fence, and by a backtick in bare
+                         JSON: then it is given the whole block (`as_json_block`).
 `is_background_request`  it is not streamed, no effort was chosen, and it is one of Dify's prompts or its max_tokens
                          leave no room to reason. Then it runs at the model's lowest effort, and the server is asked to
                          keep most of the tokens for the answer (`answer_limits`) and to put users' own questions first.
@@ -17,6 +19,9 @@ A user who sends Dify's words by hand gets what suits them as well: a short answ
 
 from __future__ import annotations
 
+import json
+import re
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.servers.efforts import in_order
@@ -39,6 +44,12 @@ _PARSED_PROMPTS = (
     "You are a text metadata extract engine",
     "You are a text classification engine",
 )
+_FENCE = "```"
+_WHOLE_BLOCK = re.compile(r"```json.*?```", re.DOTALL)
+_JSON_START = re.compile(r"[{\[]")
+_MAX_STARTS = 64
+"""Brackets at which JSON is looked for in one answer."""
+
 _EFFORT_SETTINGS = ("reasoning_effort", "enable_thinking", "thinking_budget")
 
 
@@ -53,6 +64,24 @@ def asks_for_json(messages: Sequence[PromptMessage]) -> bool:
     """Whether Dify parses JSON out of the answer to these messages. The instructions stand in the first two."""
     texts = [message.get_text_content() for message in messages[:2]]
     return any(words in text for text in texts for words in _PARSED_PROMPTS)
+
+
+def asks_for_json_block(messages: Sequence[PromptMessage]) -> bool:
+    """Whether Dify looks for a fenced block of JSON in the answer, which these messages ask for or show."""
+    return asks_for_json(messages) and any(f"{_FENCE}json" in each.get_text_content() for each in messages)
+
+
+def as_json_block(text: str) -> str:
+    """Return the JSON of an answer in a whole block; the text itself if it has one, or holds no JSON."""
+    if _WHOLE_BLOCK.search(text):
+        return text
+    for start in islice(_JSON_START.finditer(text), _MAX_STARTS):
+        try:
+            _, end = json.JSONDecoder().raw_decode(text, start.start())
+        except (ValueError, RecursionError):
+            continue
+        return f"{_FENCE}json\n{text[start.start() : end]}\n{_FENCE}"
+    return text
 
 
 def is_background_request(

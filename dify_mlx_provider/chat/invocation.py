@@ -20,7 +20,9 @@ from dify_mlx_provider.chat.abandoned_answers import ShownText, answer_to, until
 from dify_mlx_provider.chat.answer_limits import CutAnswerCheck, chosen_limit, limit_tokens
 from dify_mlx_provider.chat.content_parts import document_texts
 from dify_mlx_provider.chat.dify_requests import (
+    as_json_block,
     asks_for_json,
+    asks_for_json_block,
     background_parameters,
     is_background_request,
     is_own_prompt,
@@ -104,6 +106,8 @@ def invoke(call: ChatInvocation, usage_of: UsageOf) -> Generator[LLMResultChunk,
         ),
     )
     answer = answer_format.stream(chunks) if call.stream else answer_format.collect(chunks)
+    if asks_for_json_block(call.messages):
+        answer = _in_block(answer)
 
     def usage(result: StreamResult, estimated: int) -> LLMUsage:
         """The server's counts, or estimates."""
@@ -170,6 +174,20 @@ class _AnswerFormat:
             hide_reasoning=self.hide_reasoning, verbatim=self.verbatim, follows=self.follows
         )
         return reader, writer
+
+
+def _in_block(answer: AnswerStream) -> AnswerStream:
+    """Yield an answer in one piece, with its JSON in a whole block."""
+    pieces: list[str] = []
+    with closing(answer):
+        while True:
+            try:
+                pieces.append(next(answer))
+            except StopIteration as end:
+                result: StreamResult = end.value
+                break
+    yield as_json_block("".join(pieces))
+    return result
 
 
 def _dify_chunks(

@@ -140,12 +140,23 @@ def test_structured_output_is_not_taken_from_json_in_the_thinking(bridge: Bridge
     assert json.loads(run.answer) == {"capital": "Paris", "certain": True}
 
 
-def test_a_classifier_uses_the_answer_and_not_json_in_the_thinking(bridge: Bridge) -> None:
+@pytest.mark.parametrize(
+    "form",
+    ["```json\n{}\n```", "{}\n```\n", "{}", "\n```json\n{}", "It is this one:\n\n{}"],
+    ids=[
+        "a block",
+        "a closing fence only",
+        "bare JSON with a backtick",
+        "an opening fence only",
+        "after words",
+    ],
+)
+def test_a_classifier_uses_the_answer_and_not_json_in_the_thinking(bridge: Bridge, form: str) -> None:
+    answer = form.replace("{}", '{"keywords": ["`sum`"], "category_id": "2", "category_name": "Sums"}')
     with scripted(
         bridge,
         '<|channel|>analysis<|message|>Not {"category_id": "1", "category_name": "Questions about geography"}.<|end|>'
-        '<|start|>assistant<|channel|>final<|message|>```json\n{"keywords": ["sum"], "category_id": "2", '
-        '"category_name": "Sums"}\n```<|return|>',
+        f"<|start|>assistant<|channel|>final<|message|>{answer}<|return|>",
     ) as dify:
         run = dify.play("classifier", "What is 2 + 2?")
     assert run.outputs("classifier")["class_name"] == "Sums"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from daemon import PluginError, PluginProcess
-from dify_view import PAGE_BLOCK, calls_of, split_reasoning, text_of, user
+from dify_view import PAGE_BLOCK, assistant, calls_of, split_reasoning, text_of, user
 from invocations import CALL, CLOCK, ask
 
 if TYPE_CHECKING:
@@ -289,6 +289,41 @@ def test_json_that_dify_asks_for_in_words_may_not_be_cut_either(plugin: PluginPr
         list(plugin.invoke(messages, credentials=stub.credentials))
     stub.will_stream({"content": fenced}, {"content": "}"}, finish="length")
     assert text_of(list(plugin.invoke(messages, credentials=stub.credentials))) == fenced + "}"
+
+
+WHOLE = '```json\n{"category_id": "`1`"}\n```'
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (WHOLE, WHOLE),
+        (WHOLE.removeprefix("```json\n"), WHOLE),
+        (WHOLE.removesuffix("\n```"), WHOLE),
+        (f"Well, {{so}}: {WHOLE[8:-4]} is it.", WHOLE),
+        (f"Here it is:\n{WHOLE}\nGood?", f"Here it is:\n{WHOLE}\nGood?"),
+        ("[" * 100_000, "[" * 100_000),
+        ("I cannot.", "I cannot."),
+    ],
+    ids=[
+        "whole",
+        "no opening fence",
+        "no closing fence",
+        "in words",
+        "whole in words",
+        "brackets",
+        "no JSON",
+    ],
+)
+def test_json_for_which_a_prompt_shows_a_block_comes_in_a_whole_one(
+    plugin: PluginProcess, stub: Stub, said: str, shown: str, stream: bool
+) -> None:
+    words = "### Job Description\nYou are a text classification engine that analyzes text data …"
+    shot = [user("bad service"), assistant('```json\n{"category_id": "7"}\n```')]
+    stub.will_stream({"content": said[:9]}, {"content": said[9:]})
+    messages = [{"role": "system", "content": words}, *shot, user("What is 2 + 2?")]
+    assert text_of(list(plugin.invoke(messages, credentials=stub.credentials, stream=stream))) == shown
 
 
 def test_an_answer_that_starts_inside_a_block_is_parsed_at_once_or_from_the_second_time(
