@@ -6,8 +6,9 @@ raises on some, or takes every other word for its highest is recognised as such,
 Argument names come from the template itself, also those of an object's parts (`reasoning.effort`).
 
 A template is tried with the usual words, and with those that it names itself and that mean an effort: `Low`, `低`,
-`light`, `deep`. Numbers are fractions of the most that a model reasons, in the unit that a template takes: fractions,
-steps from 1, or per cent.
+`light`, `deep`; an argument whose name is about thinking with any others, which are levels in the order they stand in.
+Any other argument counts only if what it changes in the prompt speaks of how hard to think (`evidence`). Numbers are
+fractions of the most that a model reasons, in the unit that a template takes: fractions, steps from 1, or per cent.
 
     words     reasoning_effort, thinking_effort …    each distinct prompt is a level
     numbers   reasoning_effort from 0 to 1, to 100   fractions of the most, for a few levels
@@ -53,21 +54,60 @@ OTHER: Final = "qzx"
 
 _USUAL: Final = (Effort.LOW, Effort.MEDIUM, Effort.HIGH)
 _MORE: Final = {
-    **dict.fromkeys(("fast", "quick", "short", "brief", "concise", "shallow", "lite", "simple"), Effort.LOW),
-    **dict.fromkeys(("balanced", "standard", "regular"), Effort.MEDIUM),
-    **dict.fromkeys(("deep", "long", "heavy", "hard", "thorough", "extended", "detailed"), Effort.HIGH),
-    **dict.fromkeys(("extreme", "exhaustive", "deepest", "unlimited"), Effort.MAX),
+    word: effort
+    for effort, words in (
+        (Effort.LOW, "fast quick rapid short brief concise shallow lite simple 浅 快速"),
+        (Effort.MEDIUM, "balanced standard regular"),
+        (Effort.HIGH, "deep long heavy hard thorough extended detailed careful intense 深 深度"),
+        (Effort.MAX, "extreme exhaustive deepest unlimited"),
+    )
+    for word in words.split()
 }
 """Words that mean an effort only where a template takes them for one."""
+_THINKING: Final = r"(?:think|thought|reason|deliberat|ponder|cogit|reflect|contemplat|analysis)"
 _CLOSED: Final = re.compile(
-    r"(?:(?:</|end_|\[/)(?:\w{1,12}:)?think\w*(?::\w{1,20})?[>\]|]{1,2}"  # </think>, </seed:think>, [/THINK]
-    r"|think\w*[>\]|]{1,2}\s*<\|?(?:end|close)[^<>]{0,20}>)\s*\Z",  # <|think|><|end|>
+    # </think>, </seed:think>, [/THINK]
+    rf"(?:(?:</|end_|\[/)(?:\w{{1,12}}:)?{_THINKING}\w{{0,12}}(?::\w{{1,20}})?[>\]|]{{1,2}}"
+    # <|think|><|end|>, <|channel>thought <channel|>
+    rf"|{_THINKING}\w{{0,12}}[>\]|]{{0,2}}\s*<(?:\|?(?:end|close)[^<>]{{0,20}}|\w{{1,20}}\|)>)"
+    # and how an answer begins
+    rf"(?:\s|<(?![^<>]*{_THINKING})[^<>\s]{{1,40}}>|assistant|model)*\Z",
     re.IGNORECASE,
 )
+_STATED: Final = re.compile(
+    rf"(?:effort|{_THINKING})\w{{0,12}}(?:[ _-](?:effort|level|depth|intensity|strength|degree|amount|power|setting))?"
+    rf"(?:\s(?:is|to|at|of|level)\b|[\s:=>\"'*`(\[])*{OTHER}\b"
+    rf"|\b{OTHER}[\s*`\"']+(?:(?:amount|level|degree|depth) of )?(?:effort|{_THINKING})\w{{0,12}}"
+    r"\b(?! (?:model|assistant|agent|engine))",
+    re.IGNORECASE,
+)
+"""A prompt that says how hard to think, with the word it was given: `Thinking level: …`, `Use … effort`."""
+_SAYS_THINK: Final = re.compile(rf"\b(?:effort|{_THINKING})|step[- ]by[- ]step|思考|推理", re.IGNORECASE)
+_SAYS_MORE: Final = re.compile(
+    r"\b(?:long|hard|deep|thorough|careful|detail|extens|exhaust|much|all|most|max)", re.I
+)
+_SAYS_LESS: Final = re.compile(
+    r"\b(?:brief|short|quick|fast|few|little|less|minimal|direct|without)", re.IGNORECASE
+)
 _NO_AMOUNT: Final = frozenset(
-    {"on", "true", "yes", "enabled", "enable", "no", "false", "disable", "auto", "default"}
+    [
+        "on",
+        "true",
+        "yes",
+        "enabled",
+        "enable",
+        "no",
+        "false",
+        "disable",
+        "auto",
+        "default",
+        "adaptive",
+        "dynamic",
+    ]
 )
 _MAX_OWN_WORDS: Final = 24
+_ORDER: Final = (Effort.HIGH, Effort.LOW, Effort.MEDIUM, Effort.MAX, Effort.MINIMAL, Effort.XHIGH)
+"""The places that a scale of one, two, three, … unknown words takes."""
 
 _FRACTIONS: Final = ((Effort.LOW, 0.2), (Effort.MEDIUM, 0.5), (Effort.HIGH, 0.8), (Effort.MAX, 1.0))
 
@@ -84,6 +124,30 @@ def own_words(named: Collection[str]) -> dict[str, Effort]:
     return found
 
 
+def places_in_order(words: Sequence[str], known: Mapping[str, Effort]) -> dict[str, Effort]:
+    """Return the places of those words that are not known: what is free between the known ones around them."""
+    found: dict[str, Effort] = {}
+    unknown: list[str] = []
+    below = 0
+    for word in (*words, None):
+        if word is not None and word not in known:
+            unknown.append(word)
+            continue
+        above = len(DIAL) if word is None else DIAL.index(known[word])
+        free = [effort for effort in _ORDER if below < DIAL.index(effort) < above][: len(unknown)]
+        found |= zip(unknown, sorted(free, key=DIAL.index), strict=False)
+        below, unknown = above, []
+    return found
+
+
+def difference(prompt: str, other: str) -> str:
+    """Return what two prompts do not have in common, with the beginning of its clause and without markers."""
+    start = common_prefix_length(prompt, other)
+    start = max(0, start - 60, *(prompt.rfind(end, 0, start) + 1 for end in ".!?\n>]"))
+    end = common_prefix_length(prompt[start:][::-1], other[start:][::-1])
+    return " ".join(re.sub(r"<[^<>\s]*>", " ", each[start : len(each) - end]) for each in (prompt, other))
+
+
 @dataclass(frozen=True, slots=True)
 class WordPrompts:
     """The prompts of one argument's words, and that of an unknown word. None: refused."""
@@ -96,6 +160,18 @@ class WordPrompts:
     def is_printed(self) -> bool:
         """Whether the template prints any word that it is given."""
         return self.other is not None and OTHER in self.other.lower()
+
+    @property
+    def speaks_of_thinking(self) -> bool | None:
+        """Whether what the words change in the prompt is about how hard to think; None if it is about nothing."""
+        if self.is_printed:
+            return _STATED.search(self.other or "") is not None
+        prompts = list(dict.fromkeys(filter(None, (self.other, *self.prompts.values()))))
+        changed = " ".join(difference(prompt, prompts[0]) for prompt in prompts[1:])
+        if _SAYS_THINK.search(changed) or len({closes_reasoning(prompt) for prompt in prompts}) > 1:
+            return True
+        said = {word.lower() for word in re.findall(r"[^\W\d_]{3,}", changed)}
+        return None if said <= {word.lower() for word in self.prompts} else False
 
     def recognised(self, named: Collection[str]) -> dict[Effort, tuple[str, str]]:
         """Return the words that mean something to the template, with their prompts, by their place on the dial.
@@ -131,7 +207,7 @@ class WordPrompts:
 
 def closes_reasoning(prompt: str) -> bool:
     """Whether a prompt ends with a block of reasoning that is closed already."""
-    return _CLOSED.search(prompt[-100:]) is not None
+    return _CLOSED.search(prompt[-200:]) is not None
 
 
 def most_fitting(prompt: str, efforts: Collection[Effort], defaults: Collection[str]) -> Effort:
@@ -201,6 +277,23 @@ def number_levels(
     rendered = {effort: (number, render(number)) for effort, number in chosen.items()}
     levels = {effort: (number, prompt) for effort, (number, prompt) in rendered.items() if prompt is not None}
     return levels if len({prompt for _, prompt in levels.values()}) == len(levels) > 1 else {}
+
+
+def named_numbers(
+    render: Callable[[float], str | None], numbers: Collection[float]
+) -> dict[Effort, tuple[float, str]]:
+    """Return the levels of an argument that is compared with numbers: 0 is none, and the others rise."""
+    found: dict[str, float] = {}
+    for number in sorted(number for number in numbers if 0 <= number <= 100)[:_MAX_OWN_WORDS]:
+        if (prompt := render(number)) is not None:
+            found.setdefault(prompt, number)
+    if len(found) < 2:
+        return {}
+    reasoning = [(number, prompt) for prompt, number in found.items() if number > 0]
+    places = sorted(_ORDER[: len(reasoning)], key=DIAL.index)
+    levels = dict(zip(places, reasoning[: len(places)], strict=True))
+    off = [(number, prompt) for prompt, number in found.items() if number == 0]
+    return {**levels, Effort.NONE: off[0]} if off else levels
 
 
 def _near(levels: dict[Effort, float], own: float | None, unit: float) -> dict[Effort, float]:
@@ -344,17 +437,19 @@ type Budgets = tuple[tuple[Effort, int], ...]
 DEFAULT_BUDGETS: Final[Budgets] = ((Effort.LOW, 1024), (Effort.MEDIUM, 4096))
 """Tokens of reasoning, for models whose template has no scale. The level above them has no budget."""
 
-_IS_ABOUT_EFFORT: Final = re.compile(r"effort|think|reason")
+_IS_ABOUT_EFFORT: Final = re.compile(rf"effort|{_THINKING}")
+_IS_AMOUNT: Final = re.compile(r"effort|level|depth|intensity|strength|degree|amount|power|tier")
 _IS_ABOUT_HISTORY: Final = re.compile(r"preserve|clear|truncate|keep|drop|history|content|text")
 _IS_BUDGET: Final = re.compile(r"budget|token|limit|length")
 _FLAG: Final = re.compile(r"\A(minimal|low|medium|high)_effort\Z")
 _SWITCHES_OFF: Final = re.compile(r"skip|disable|\Ano_?think|\Ano_|without")
 _NOT_EFFORT: Final = re.compile(
     r"detail|verbos|quality|image|video|audio|vision|priority|risk|safe|lang|style|tone|format|resolution|citation"
-    r"|date|name|role|id\Z|token|messages|tool|document|prompt"
+    r"|date|name|role|id\Z|token|messages|tool|document|prompt|answer|response|output|size"
 )
 """Names that an argument without a word for effort in its own must not have, to be tried with such words."""
-_MAX_UNKNOWN: Final = 8
+_MAX_UNKNOWN: Final = 16
+_MAX_LITERALS: Final = 48
 _USER: Final = {"role": "user", "content": "Hi"}
 _SYSTEM: Final = {"role": "system", "content": "Answer."}
 _TOOLS: Final = [
@@ -380,6 +475,17 @@ class _EffortProbe:
         self._messages = messages
         self._tools = tools
         self.own_words = own_words(template.contents.words)
+        usual = [word for effort, words in WORDS.items() for word in words if effort is not Effort.NONE]
+        self.named = [*(word for word in usual if word in template.contents.words), *self.own_words]
+        """The template's words that mean an effort."""
+        known = {
+            *self.own_words,
+            *(word for words in WORDS.values() for word in words),
+            *_NO_AMOUNT,
+            *ON_WORDS,
+        }
+        literals = (word for word in template.contents.words if re.fullmatch(r"[^\W_][\w-]{0,23}", word))
+        self._literals = [word for word in literals if word not in known][:_MAX_LITERALS]
         self._rendered: dict[str, str | None] = {}
         self.base = self.render({})
         """The prompt of a request that states no effort; None if the template cannot do without."""
@@ -393,10 +499,31 @@ class _EffortProbe:
         return self._rendered[key]
 
     def words(self, name: str, *fixed: Arguments) -> WordPrompts:
-        """Render with every word for an argument."""
+        """Render with every word for an argument; with any word of the template if its name is about thinking."""
         places = {word: effort for effort, words in WORDS.items() for word in words} | self.own_words
         prompts = {word: self.render(*fixed, {name: word}) for word in places}
-        return WordPrompts(prompts, self.render(*fixed, {name: OTHER}), places)
+        rendered = WordPrompts(prompts, self.render(*fixed, {name: OTHER}), places)
+        if not _IS_ABOUT_EFFORT.search(name) or rendered.is_printed:
+            return rendered
+        named = {prompts[word] for word in self.named}
+        order = {word: at for at, word in enumerate(self.contents.words)}
+        more: dict[str, str] = {}
+        for word in self._literals:
+            prompt = self.render(*fixed, {name: word})
+            if prompt is not None and prompt not in (rendered.other, *named, *more.values()):
+                more[word] = prompt
+        closing = {word for word, prompt in more.items() if closes_reasoning(prompt)}
+        known = {word: places[word] for word in self.named}
+        # They rise as they stand in the template, if neither they nor their texts say more.
+        rank = {word: DIAL.index(effort) - DIAL.index(Effort.MEDIUM) for word, effort in known.items()}
+        for word, prompt in more.items():
+            said = difference(prompt, self.base or "")
+            rank[word] = bool(_SAYS_MORE.search(said)) - bool(_SAYS_LESS.search(said))
+        in_order = sorted(
+            (word for word in rank if word not in closing), key=lambda word: (rank[word], order[word])
+        )
+        places |= dict.fromkeys(closing, Effort.NONE) | places_in_order(in_order, known)
+        return WordPrompts(prompts | more, rendered.other, places)
 
 
 @lru_cache(maxsize=MAX_TEMPLATES)
@@ -434,7 +561,9 @@ class _Names:
     budgets: Sequence[str]
     others: Sequence[str]
     unknown: Sequence[str]
-    """Those whose names say nothing of effort; tried with words that the template names."""
+    """Those whose names say nothing of effort."""
+    are_levels: bool
+    """Whether the words that the template names may be the levels of such an argument, even if no text says so."""
 
     @classmethod
     def of(cls, template: TemplateContents, *, reasons: bool) -> _Names:
@@ -447,18 +576,18 @@ class _Names:
             key=lambda name: (name != "enable_thinking", name != "thinking", name),
         )
         flags = [name for name in names if _FLAG.match(name)]
-        words = [name for name in names if "effort" in name and name not in flags]
+        words = [name for name in names if _IS_AMOUNT.search(name) and name not in flags]
         budgets = [name for name in names if _IS_BUDGET.search(name) and name not in words]
         others = [name for name in names if name not in (*flags, *words, *budgets)]
         unknown = [
             name
-            for name in sorted(template.variables)
+            for name in (*sorted(filter(_IS_AMOUNT.search, template.parts)), *sorted(template.variables))
             if name not in names and not _NOT_EFFORT.search(name) and not _IS_ABOUT_HISTORY.search(name)
         ]
         places = set(own_words(template.words).values())
-        places |= {effort for effort, usual in WORDS.items() if template.words & set(usual)}
-        is_worth_trying = reasons and len(places - {Effort.NONE}) > 1
-        return cls(words, flags, budgets, others, unknown[:_MAX_UNKNOWN] if is_worth_trying else [])
+        places |= {effort for effort, usual in WORDS.items() if set(usual) & set(template.words)}
+        are_levels = reasons and len(places - {Effort.NONE}) > 1
+        return cls(words, flags, budgets, others, unknown[:_MAX_UNKNOWN], are_levels)
 
 
 def _scale(template: TemplateProbe, budgets: Mapping[Effort, int], *, reasons: bool) -> EffortScale | None:
@@ -469,6 +598,7 @@ def _scale(template: TemplateProbe, budgets: Mapping[Effort, int], *, reasons: b
     for messages, tools in _CONTEXTS:
         probe = _EffortProbe(template, messages, tools)
         switch = next(filter(None, (_find_switch(probe, name) for name in names.others)), None)
+        switch = switch or next(filter(None, (_closing_switch(probe, name) for name in names.unknown)), None)
         if scale := _own_scale(probe, names, switch, budgets):
             return scale
         for name in () if switch else names.words:
@@ -502,11 +632,13 @@ def _own_scale(
                 tells_none=probe.render(on, {name: 0}) is not None,
                 tells_any=probe.render(on, {name: 777}) is not None,
             )
-    usual = [word for effort, words in WORDS.items() for word in words if effort is not Effort.NONE]
-    named = [*(word for word in usual if word in probe.contents.words), *probe.own_words]
     for name in (*names.others, *names.unknown):
-        if all(probe.render({name: word}) == probe.base for word in named):
+        if all(probe.render({name: word}) == probe.base for word in (OTHER, *probe.named)):
             continue  # none of the template's words is for this argument
+        if name in names.unknown:
+            speaks = probe.words(name).speaks_of_thinking
+            if speaks is False or (speaks is None and not names.are_levels):
+                continue
         other = None if switch is None or name in switch.off else switch
         scale = _word_scale(probe, name, other)
         if scale and len(scale.levels) > 2:
@@ -520,6 +652,8 @@ def _find_switch(probe: _EffortProbe, name: str) -> Switch | None:
     pairs: list[tuple[Any, Any]] = [(True, False)]
     pairs += [(on, off) for off in WORDS[Effort.NONE] if off in named for on in ON_WORDS if on in named]
     pairs += [(None, off) for off in WORDS[Effort.NONE] if off in named]
+    if not closes_reasoning(probe.base or ""):
+        pairs += [(None, off) for off in probe.named if closes_reasoning(probe.render({name: off}) or "")]
     for on_value, off_value in pairs:
         on: Arguments = {} if on_value is None else {name: on_value}
         off: Arguments = {name: off_value}
@@ -530,10 +664,19 @@ def _find_switch(probe: _EffortProbe, name: str) -> Switch | None:
             continue  # any other word does the same
         if on_value is True and on_prompt.replace("True", "False") == off_prompt:
             continue  # it only prints them
+        if on_value is True and "True" in on_prompt and OTHER in (probe.render({name: OTHER}) or ""):
+            continue  # it prints whatever it is given
         if on_value is True and _is_reversed(name, on_prompt, off_prompt):
             on, off, on_prompt, off_prompt = off, on, off_prompt, on_prompt
         return Switch(on, off, on_prompt, off_prompt)
     return None
+
+
+def _closing_switch(probe: _EffortProbe, name: str) -> Switch | None:
+    """Return a switch, whatever its name, that has the prompt end with a closed block of reasoning."""
+    switch = _find_switch(probe, name)
+    closes = switch and closes_reasoning(switch.off_prompt) and not closes_reasoning(switch.on_prompt or "")
+    return switch if closes else None
 
 
 def _is_reversed(name: str, true_prompt: str, false_prompt: str) -> bool:
@@ -556,8 +699,10 @@ def _word_scale(probe: _EffortProbe, name: str, switch: Switch | None) -> Effort
     found: Mapping[Effort, tuple[Any, str]] = {}
     off: Arguments | None = None
     off_prompt: str | None = None
-    if words.is_printed and "effort" not in name and by_itself not in words.prompts.values():
-        return None  # it prints a text of some other kind
+    if words.is_printed and not (_IS_AMOUNT.search(name) or by_itself in words.prompts.values()):
+        is_switch = any(probe.render(fixed, {name: word}) == by_itself for word in ON_WORDS)
+        if is_switch or not words.speaks_of_thinking:
+            return None  # it prints a text of some other kind
     has_no_words = words.other is None and not any(words.prompts.values())
     if has_no_words or words.is_printed:
         found = number_levels(lambda number: probe.render(fixed, {name: number}), by_itself, template.numbers)
@@ -567,7 +712,9 @@ def _word_scale(probe: _EffortProbe, name: str, switch: Switch | None) -> Effort
             off = {name: 0}
     if not found:
         found = words.printed(by_itself) if words.is_printed else words.recognised(template.words)
-        found = _without_closing(found)
+        found = _without_closing(found, words.other)
+    if not found and _IS_ABOUT_EFFORT.search(name):
+        found = named_numbers(lambda number: probe.render(fixed, {name: number}), template.numbers)
     by_prompt: dict[str, list[Effort]] = {}
     for effort, (_, prompt) in found.items():
         by_prompt.setdefault(prompt, []).append(effort)
@@ -597,10 +744,12 @@ def _word_scale(probe: _EffortProbe, name: str, switch: Switch | None) -> Effort
     return ordered_scale(probe.base, levels, prompts, off, off_prompt if off else None, switch)
 
 
-def _without_closing(found: Mapping[Effort, tuple[str, str]]) -> Mapping[Effort, tuple[str, str]]:
+def _without_closing(
+    found: Mapping[Effort, tuple[str, str]], other: str | None
+) -> Mapping[Effort, tuple[str, str]]:
     """Return the words with those that close the reasoning at once (Solar Open's low) as one for none."""
     closing = {effort: each for effort, each in found.items() if closes_reasoning(each[1])}
-    if not closing or len(closing) == len(found):
+    if not closing or (len(closing) == len(found) and closes_reasoning(other or "")):
         return found
     left = {effort: each for effort, each in found.items() if effort not in closing}
     return {Effort.NONE: closing.get(Effort.NONE) or next(iter(closing.values())), **left}

@@ -81,13 +81,16 @@ def _examined(source: str) -> str:
         except Exception:
             pass
     variables = find_undeclared_variables(tree)
-    constants = [value for constant in tree.find_all(nodes.Const) for value in _values_in(constant.value)]
+    defaults = {id(default): default for default in _defaults_in(tree)}
+    # A default often comes before the words that it is one of: these tell its place among them.
+    in_order = sorted(tree.find_all(nodes.Const), key=lambda constant: id(constant) in defaults)
+    constants = [value for constant in in_order for value in _values_in(constant.value)]
     is_number = [isinstance(value, int | float) and not isinstance(value, bool) for value in constants]
     found = {
         "variables": sorted(variables),
-        "words": sorted({value for value in constants if isinstance(value, str)}),
+        "words": list(dict.fromkeys(value for value in constants if isinstance(value, str))),
         "numbers": [value for value, is_one in zip(constants, is_number, strict=True) if is_one],
-        "defaults": sorted(_defaults_in(tree)),
+        "defaults": sorted({default.value for default in defaults.values()}),
         "parts": sorted(_parts_in(tree, variables)),
     }
     return json.dumps(found)
@@ -205,7 +208,7 @@ def _values_in(value: object) -> Iterator[object]:
             yield value
 
 
-def _defaults_in(tree: nodes.Template) -> Iterator[str]:
+def _defaults_in(tree: nodes.Template) -> Iterator[nodes.Const]:
     """Yield the constants of `x | default('a')`, `x or 'a'`, `'a' if …`, and `set x = 'a'`."""
     kinds = (nodes.Filter, nodes.Or, nodes.CondExpr, nodes.Assign)
     for node in tree.find_all(kinds):
@@ -221,9 +224,7 @@ def _defaults_in(tree: nodes.Template) -> Iterator[str]:
                 given = [node.node]
             case _:
                 given = []
-        yield from (
-            each.value for each in given if isinstance(each, nodes.Const) and isinstance(each.value, str)
-        )
+        yield from (each for each in given if isinstance(each, nodes.Const) and isinstance(each.value, str))
 
 
 def _parts_in(tree: nodes.Template, variables: set[str]) -> Iterator[str]:

@@ -96,8 +96,8 @@ class TemplateContents:
 
     variables: frozenset[str]
     """What a caller may give it; also names that are only set in some of its branches."""
-    words: frozenset[str]
-    """The texts in its expressions: what it compares something with, looks up, or takes by default."""
+    words: tuple[str, ...]
+    """The texts in its expressions, in their order: what it compares something with, looks up, or takes by default."""
     numbers: frozenset[float]
     """The numbers in its expressions."""
     defaults: frozenset[str]
@@ -122,7 +122,8 @@ def _examination(source: str) -> TemplateContents | TemplateFault:
         found = json.loads(_result(_run(source, TRIAL_SECONDS, examine=True)))
     except TemplateFault as fault:
         return fault
-    return TemplateContents(**{name: frozenset(values) for name, values in found.items()})
+    words = tuple(found.pop("words"))
+    return TemplateContents(words=words, **{name: frozenset(values) for name, values in found.items()})
 
 
 class TemplateProbe:

@@ -133,6 +133,46 @@ TEMPLATES = {
     "only beside a system message": "{% if messages[0].role == 'system' %}"
     "{{ reasoning_effort | default('low') }}{% endif %}" + CHAT + "<think>",
     "only beside tools": CHAT + "{% if tools and enable_thinking is false %}Off.{% endif %}<think>",
+    "low closes, and the answer begins after it": "{% set e = reasoning_effort | default('high') %}"
+    + CHAT
+    + "{% if e in ['minimal', 'low'] %}<|turn|>assistant<|think|><|end|>{% endif %}<|turn|>assistant",
+    "low is an empty block of another kind": CHAT
+    + "{% if exertion == 'low' %}<|channel>thought\n<channel|>{% else %}<think>{% endif %}",
+    "one word that only the text explains": "{% if gear == 'deep' %}Think deeply before you answer.{% endif %}"
+    + CHAT
+    + "<think>",
+    "printed beside a word for thinking": "{% if gear %}Reasoning depth: {{ gear }}.{% endif %}"
+    + CHAT
+    + "<think>",
+    "printed before a word for effort": "Use {{ gear | default('high') }} effort." + CHAT + "<think>",
+    "printed in a tag": "<effort>{{ gear | default('low') }}</effort>" + CHAT + "<think>",
+    "a level by its name": "{% if think_level %}[{{ think_level }}]{% endif %}" + CHAT + "<think>",
+    "its default is the only word": "{% set s = strength if strength else 'high' %}Reasoning strength: {{ s }}."
+    + CHAT,
+    "words nobody has seen": "{% set p = ponder_level | default('walk') %}"
+    "{% if p == 'sprint' %}Be quick.{% elif p == 'marathon' %}Take all the time there is.{% elif p != 'walk' %}"
+    "{{ raise_exception('?') }}{% endif %}" + CHAT + "<think>",
+    "words around one that is known": "{% set p = thinking_style | default('ponder') %}"
+    "{{ {'glance': 'A', 'ponder': 'B', 'maximum': 'C'}[p] }}" + CHAT + "<think>",
+    "compared with numbers": "{% set l = deliberation_level | default(2) %}"
+    "{% if l == 1 %}Briefly.{% elif l == 3 %}Fully.{% endif %}"
+    + CHAT
+    + "{% if l == 0 %}<think></think>{% else %}<think>{% endif %}",
+    "a switch by any name": CHAT + "{% if hurry %}<think></think>{% else %}<think>{% endif %}",
+    "through a macro": "{% macro head(x) %}{% if x == 'light' %}Think a little.{% elif x == 'heavy' %}Think a lot."
+    "{% endif %}{% endmacro %}{{ head(workload) }}" + CHAT + "<think>",
+    "a part of an object by an unknown name": "{% set o = options | default({}) %}"
+    "{% set d = o.depth | default('medium') %}{% if d not in ['low', 'medium', 'high'] %}{{ raise_exception('?') }}"
+    "{% endif %}Thinking depth: {{ d }}." + CHAT + "<think>",
+    "prints a language": "Think in {{ language | default('English') }}."
+    "{% if reasoning_language %}Reasoning language: {{ reasoning_language }}{% endif %}" + CHAT + "<think>",
+    "prints a persona": "You are {{ persona | default('Ada') }}, a reasoning model." + CHAT + "<think>",
+    "personas that think": "{% if persona == 'poet' %}Think like a poet.{% elif persona == 'judge' %}"
+    "Think like a judge.{% endif %}" + CHAT + "<think>",
+    "levels of something else": "{% if chattiness == 'low' %}Answer in a sentence.{% elif chattiness == 'high' %}"
+    "Answer in full.{% endif %}Danger: {{ danger | default('low') }}" + CHAT + "<think>",
+    "a level of a model that does not reason": "Reading level: {{ reading_level | default('high') }}"
+    "{% if skill == 'low' %}Speak simply.{% endif %}" + CHAT,
     "left to chance": "{{ [1, 2, 3, 4, 5, 6, 7, 8] | random }}" + CHAT + SWITCH,
     "raises always": "{{ raise_exception('no') }}{{ reasoning_effort }}",
     "does not reason": CHAT,
@@ -194,6 +234,25 @@ def scale_of(kind: str) -> EffortScale:
         ("silence for low", "none low high max", "none"),
         ("only beside a system message", "none low medium high", "low"),
         ("only beside tools", "none low medium high", "high"),
+        ("low closes, and the answer begins after it", "none high", "high"),
+        ("low is an empty block of another kind", "none low medium high", "high"),
+        ("one word that only the text explains", "none medium high", "medium"),
+        ("printed beside a word for thinking", "none low medium high", "medium"),
+        ("printed before a word for effort", "none low medium high", "high"),
+        ("printed in a tag", "none low medium high", "low"),
+        ("a level by its name", "none low medium high", "medium"),
+        ("its default is the only word", "none low medium high", "high"),
+        ("words nobody has seen", "none low medium high", "medium"),
+        ("words around one that is known", "none low high max", "high"),
+        ("compared with numbers", "none low medium high", "medium"),
+        ("a switch by any name", "none low medium high", "high"),
+        ("through a macro", "none low medium high", "medium"),
+        ("a part of an object by an unknown name", "none low medium high", "medium"),
+        ("prints a language", "none low medium high", "high"),
+        ("prints a persona", "none low medium high", "high"),
+        ("personas that think", "none low medium high", "high"),
+        ("levels of something else", "none low medium high", "high"),
+        ("a level of a model that does not reason", "", None),
         ("left to chance", "none low medium high", "high"),
         ("raises always", "none low medium high", "high"),
         ("does not reason", "", None),
@@ -265,6 +324,24 @@ def test_a_template_shows_its_own_scale(kind: str, levels: str, default: str | N
             {"none": {"thinking": False}, "low": {"thinking": True, "reasoning_effort": "low"}},
         ),
         ("only beside tools", {"none": {"enable_thinking": False}, "low": {}}),
+        ("low closes, and the answer begins after it", {"none": {"reasoning_effort": "minimal"}}),
+        ("low is an empty block of another kind", {"none": {"exertion": "low"}, "medium": {}, "high": {}}),
+        ("printed in a tag", {"low": {"gear": "low"}, "high": {"gear": "high"}}),
+        ("its default is the only word", {"low": {"strength": "low"}, "high": {"strength": "high"}}),
+        ("words nobody has seen", {"low": {"ponder_level": "sprint"}, "high": {"ponder_level": "marathon"}}),
+        ("words around one that is known", {"low": {"thinking_style": "glance"}}),
+        ("compared with numbers", {"none": {"deliberation_level": 0}, "high": {"deliberation_level": 3}}),
+        ("a switch by any name", {"none": {"hurry": True}, "low": {}}),
+        ("a part of an object by an unknown name", {"high": {"options": {"depth": "high"}}}),
+        *(
+            (kind, {"none": {}, "low": {}, "high": {}})
+            for kind in (
+                "prints a language",
+                "prints a persona",
+                "personas that think",
+                "levels of something else",
+            )
+        ),
     ],
 )
 def test_each_level_is_told_in_the_templates_own_words(kind: str, told: dict[str, Any]) -> None:
