@@ -249,6 +249,14 @@ class ReplySettings(SamplingSettings):
             default="no limit",
         ),
     ] = None
+    thinking_budget_message: Annotated[
+        str | None,
+        Setting(
+            kind=text(),
+            help="sentence with which the reasoning ends when its budget is used up, before the answer",
+            default="none",
+        ),
+    ] = None
     effort_budgets: Annotated[
         EffortBudgets | None,
         Setting(
@@ -264,6 +272,14 @@ class ReplySettings(SamplingSettings):
             kind=whole(0, words="a whole number of tokens, 0 for none"),
             help="how many of max_tokens are kept for the answer; at most half of them, unless the request sets it",
             default="none",
+        ),
+    ] = None
+    max_repeated_tokens: Annotated[
+        int | None,
+        Setting(
+            kind=whole(0, 1 << 16, words="a whole number of tokens up to 65536, 0 for no limit"),
+            help="end a reply when its last tokens, as many as this, are one run of tokens over and over; 0: never",
+            default="8192",
         ),
     ] = None
     background_detection: Annotated[
@@ -365,6 +381,7 @@ class Settings(ReplySettings):
 
     reasoning_format: ReasoningFormat = ReasoningFormat.SEPARATE
     background_detection: bool = True
+    max_repeated_tokens: int = 8192
     reasoning_field: Annotated[
         ReasoningField,
         Setting(

@@ -83,7 +83,12 @@ class CutAnswerCheck:
         if result.finish_reason != "length" or result.calls:
             return
         written = result.usage.get("completion_tokens")
-        if self.max_tokens is not None and isinstance(written, int) and 0 < written < self.max_tokens:
+        if result.has_repeated:
+            cause, remedy = (
+                "the model was stopped because it repeated the same words over and over",
+                "Ask again, or in other words",
+            )
+        elif self.max_tokens is not None and isinstance(written, int) and 0 < written < self.max_tokens:
             cause, remedy = (
                 "the model's context was full",
                 "Start a new conversation or shorten the text",

@@ -37,6 +37,8 @@ class StreamResult:
 
     finish_reason: str | None = None
     usage: Mapping[str, Any] = field(default_factory=dict)
+    has_repeated: bool = False
+    """Whether our own server ended it because it repeated itself without end."""
     calls: list[ServerToolCall] = field(default_factory=list)
 
 
@@ -70,6 +72,9 @@ class StreamReader:
         usage = chunk.get("usage")
         if isinstance(usage, Mapping) and usage:
             self.result.usage = usage
+        timings = chunk.get("timings")
+        if isinstance(timings, Mapping) and timings.get("stopped_by") == "repetition":
+            self.result.has_repeated = True
         events: list[Event] = []
         choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else ():

@@ -99,6 +99,16 @@ class ReplyLimits:
             limits = (request.thinking_budget, None)
         return min((limit for limit in limits if limit is not None and limit != UNLIMITED), default=None)
 
+    def thinking_budget_message_of(self, request: ChatRequest) -> str:
+        """Return what the reasoning ends with when its budget is used up: nothing, unless it is set."""
+        message = request.thinking_budget_message
+        return (self.settings.thinking_budget_message if message is None else message) or ""
+
+    def max_repeated_tokens_of(self, request: ReplyRequest) -> int:
+        """Return for how many tokens a reply may repeat itself; 0 for as many as it likes."""
+        wanted = request.max_repeated_tokens
+        return self.settings.max_repeated_tokens if wanted is None else wanted
+
     def answer_reserve_of(self, request: ChatRequest, max_tokens: int) -> int | None:
         """Return how many of the reply's tokens are kept for the answer: by default at most half of them."""
         reserve, default = request.answer_reserve, self.settings.answer_reserve

@@ -16,6 +16,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mlx_backend.chat.repetition import RepetitionGuard
 from mlx_backend.chat.superseded import CONTENT, REASONING
 from mlx_backend.constraints.reasoning_count import ReasoningCount
 from mlx_backend.conversation.events import (
@@ -91,6 +92,7 @@ class Usage:
     """What a reply has cost so far. Times are the engine's, in seconds, and are filled in when the reply ends.
 
     `image_tokens` are among those of the prompt; of the `drafted_tokens`, `accepted_tokens` became part of the reply.
+    `repeated_run` is how many tokens it repeated over and over, if that is why it was ended.
     """
 
     prompt_tokens: int
@@ -103,6 +105,7 @@ class Usage:
     decode_seconds: float = 0.0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    repeated_run: int | None = None
 
 
 class UsageMeter:
@@ -315,7 +318,8 @@ class ReplySetup:
 
     `on_finished` is called once, before the StreamEnd is handed out: the client's next request may follow at
     once. It is not called for a reply that was closed or failed. `running` learns what is said, and may end the reply.
-    `tool_names` gives calls the names that the client knows, where the model has others for them.
+    Of a reply that `is_constrained` by a grammar, which may demand repetition, `max_repeated_tokens` limits only the
+    reasoning. `tool_names` gives calls the names that the client knows, where the model has others for them.
     """
 
     parser: Parser
@@ -326,6 +330,8 @@ class ReplySetup:
     priority: int = 0
     thinking_budget: int | None = None
     stop: tuple[str, ...] = ()
+    max_repeated_tokens: int = 0
+    is_constrained: bool = False
     parallel_tool_calls: bool = True
     on_finished: Callable[[FinishedReply], None] | None = None
     running: RunningReply | None = None
@@ -349,6 +355,7 @@ class Reply:
         self._meter = UsageMeter(setup.prompt_tokens, setup.special_tokens, image_tokens=setup.image_tokens)
         self._logprobs = LogprobsAligner(setup.special_tokens)
         self._stop = StopFilter(setup.stop)
+        self._repetition = RepetitionGuard(setup.max_repeated_tokens)
         self._call_ids: dict[int, str] = {}
         self._shown: list[Event] = []  # for on_finished
         self._running = setup.running
@@ -414,13 +421,15 @@ class Reply:
         self._logprobs.hold(delta, events)
         shown = self._show(events)
         if self._stop.stopped or (not self._setup.parallel_tool_calls and _completes_a_call(events)):
-            shown += self._cut()
-        return shown
+            return shown + self._cut()
+        if was_reasoning or not self._setup.is_constrained:
+            self.usage.repeated_run = self._repetition.add(delta.token)
+        return shown if self.usage.repeated_run is None else shown + self._cut("length")
 
-    def _cut(self) -> list[ReplyEvent]:
+    def _cut(self, ended_by: EndedBy = "stop") -> list[ReplyEvent]:
         """End the reply here, though the engine would go on."""
         self._meter.take_times(self._generation.times())
-        return self._end("stop")
+        return self._end(ended_by)
 
     def _end(self, ended_by: EndedBy) -> list[ReplyEvent]:
         *shown, end = self._show(self._restored(self._parser.close(ended_by)))

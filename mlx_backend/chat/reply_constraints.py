@@ -62,6 +62,7 @@ class ReplyConstraints:
             room=max_tokens,
             tokens=budget,
             reserve=limits.answer_reserve_of(request, max_tokens),
+            message=limits.thinking_budget_message_of(request),
             tools=request.tools,
         )
         if constraint is None or budget_constraint is None:

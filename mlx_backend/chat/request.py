@@ -65,7 +65,8 @@ class ToolChoice:
 class ReplyRequest:
     """What any reply may be asked for. `sampling` has the names of `Sampling`.
 
-    A lower `priority` goes first; None is 0, or what a background request gets.
+    A lower `priority` goes first; None is 0, or what a background request gets. None of `max_repeated_tokens` is the
+    model's setting.
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -74,6 +75,7 @@ class ReplyRequest:
     logprobs: int | None = None
     adapter: str | None = None
     priority: int | None = None
+    max_repeated_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +84,9 @@ class ChatRequest(ReplyRequest):
 
     `fields` are the others of the body as the client wrote it: effort is looked up there. In messages, an image is a
     part {"type": "image", "image": its place in `images`}. `thinking_budget` is the most tokens of reasoning, or
-    UNLIMITED; `answer_reserve` how many tokens of the reply are kept for the answer. `background_detection` says
-    whether to look for a client's own prompt (None: as configured), `background` is the one this was recognised as.
+    UNLIMITED, and `thinking_budget_message` what it ends with then; `answer_reserve` how many tokens of the reply are
+    kept for the answer. `background_detection` says whether to look for a client's own prompt (None: as configured),
+    `background` is the one this was recognised as.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -99,6 +102,7 @@ class ChatRequest(ReplyRequest):
     add_generation_prompt: bool = True
     raw: bool = False
     thinking_budget: int | None = None
+    thinking_budget_message: str | None = None
     answer_reserve: int | None = None
     background_detection: bool | None = None
     background: BackgroundPrompt | None = None

@@ -158,6 +158,8 @@ class Service:
             priority=request.priority or 0,
             thinking_budget=self._limits.thinking_budget_of(request, conversation.resolution),
             stop=request.stop,
+            max_repeated_tokens=self._limits.max_repeated_tokens_of(request),
+            is_constrained=grammar is not None,
             parallel_tool_calls=request.parallel_tool_calls,
             on_finished=lambda finished: self._on_finished(request, seen, open_call_ids, finished),
             running=self._superseded.reply_to(request),
@@ -179,6 +181,7 @@ class Service:
             special_tokens=special_tokens,
             priority=request.priority or 0,
             stop=request.stop,
+            max_repeated_tokens=self._limits.max_repeated_tokens_of(request),
         )
         return Reply(self._generate(Prompt(tokens=tokens), request, client), setup)
 

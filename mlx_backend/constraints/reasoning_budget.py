@@ -6,7 +6,8 @@ A `ReasoningBudget` is a `Constraint` that allows everything until the reasoning
 left of the reply is needed for the answer. It parses the reply as its client's events are parsed, and counts as the
 usage does (reasoning_count.py). From then on, wherever the reply is:
 
-    reasoning            the closing tokens are forced, one by one, and the answer begins after them
+    reasoning            the operator's message, if there is one, and the closing tokens are forced, one by one, and
+                         the answer begins after them; the message is in addition to the budget
     a header, a block    no other reasoning is begun: the word `analysis` is not among those that may follow
     a call, an answer    nothing; what was begun is never cut
 
@@ -58,12 +59,13 @@ class ReasoningBudgets:
         room: int,
         tokens: int | None = None,
         reserve: int | None = None,
+        message: str = "",
         tools: Collection[ToolDefinition] = (),
     ) -> ReasoningBudget | None:
         """Start a reply of at most `room` tokens; None if nothing limits its reasoning.
 
-        At most `tokens` are reasoning, and the last `reserve` of the room are not. `opens_in` is the channel
-        that the prompt has opened.
+        At most `tokens` are reasoning, and the last `reserve` of the room are not. Reasoning that is cut short ends
+        with the `message`. `opens_in` is the channel that the prompt has opened.
         """
         machine = machine_of(self._dialect)
         if (tokens is None and reserve is None) or machine is None or machine.closer is None:
@@ -72,6 +74,7 @@ class ReasoningBudgets:
             self._dialect, tools=tools, opens_in=opens_in, special_tokens=self._tokenizer.special_tokens
         )
         tail = self._tokenizer.decode(prompt[-_PROMPT_TAIL:]) if parser.is_reasoning else ""
+        said = message.strip() if tokens != 0 else ""
         return ReasoningBudget(
             machine.closer(self._tokenizer, parser, tail, has_tools=bool(tools)),
             self._tokenizer,
@@ -79,6 +82,7 @@ class ReasoningBudgets:
             tokens=UNBOUNDED_TOKENS if tokens is None else tokens,
             reserve=reserve,
             room=room,
+            message=self._tokenizer.encode(f"\n\n{said}", control_tokens=False) if said else (),
         )
 
 
@@ -96,6 +100,7 @@ class ReasoningBudget:
         tokens: int,
         reserve: int | None,
         room: int,
+        message: Sequence[int],
     ) -> None:
         self._closer = closer
         self._tokenizer = tokenizer
@@ -105,6 +110,7 @@ class ReasoningBudget:
         self._count = ReasoningCount(tokenizer.special_tokens)
         self._room = room  # tokens of the reply that are still to come
         self._reserve = reserve  # of them, for the answer; None once it has begun
+        self._message = message  # until it has been said, or the answer has begun
         self._has_answered = False
         self._forced: Sequence[int] = ()
         self._update(None)
@@ -140,13 +146,16 @@ class ReasoningBudget:
         if self._parser.is_answering and not self._has_answered:
             self._has_answered = True
             self._reserve = None
+            self._message = ()
             self._allowed += REOPENED_TOKENS
         is_reasoning = self._parser.is_reasoning
         exhausted = self._reasoning_left(0 if is_reasoning else self._closer.header) <= 0
         self._closer.advance(token, exhausted=exhausted)
         if exhausted and not self._forced:
             if is_reasoning:
-                self._forced = tuple(self._closer.closing())
+                message, self._message = self._message, ()
+                has_room = self._room >= len(message) + self._closer.cost + (self._reserve or 1)
+                self._forced = tuple(message if has_room and message else self._closer.closing())
             elif token is None and not self._has_answered:
                 self._forced = tuple(self._closer.opening)
 
@@ -155,7 +164,7 @@ class ReasoningBudget:
         left = self._allowed - self._count.at_most
         if self._reserve is None:
             return left
-        return min(left, self._room - self._reserve - self._closer.cost - header)
+        return min(left, self._room - self._reserve - self._closer.cost - len(self._message) - header)
 
     def _text_of(self, token: int) -> str:
         marker = self._tokenizer.special_tokens.get(token)

@@ -149,6 +149,8 @@ class ReplyHandler:
             response.call_on_close(stack.pop_all().close)
         if reply.effort is not None:
             response.headers["x-mlx-backend-effort"] = _effort_header(reply.effort, reply.thinking_budget)
+        if (run := reply.usage.repeated_run) is not None:
+            response.headers["x-mlx-backend-stopped-by"] = f"repetition; tokens={run}"
         return _with_ignored(response, call.ignored)
 
 

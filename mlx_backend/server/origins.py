@@ -30,7 +30,14 @@ _LOCAL_ENDINGS = (".localhost", ".local", ".internal", ".home.arpa")
 
 
 _EXPOSED_HEADERS = HeaderSet(
-    ["x-request-id", "x-mlx-backend-effort", "x-mlx-backend-ignored", "retry-after", *RATE_LIMIT_HEADERS]
+    [
+        "x-request-id",
+        "x-mlx-backend-effort",
+        "x-mlx-backend-ignored",
+        "x-mlx-backend-stopped-by",
+        "retry-after",
+        *RATE_LIMIT_HEADERS,
+    ]
 )
 _USUAL_HEADERS = HeaderSet(["authorization", "content-type"])
 _PREFLIGHT_SECONDS = 600

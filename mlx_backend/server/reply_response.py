@@ -178,6 +178,8 @@ class ReplyLog:
             words.append(f"drafts={usage.accepted_tokens}/{usage.drafted_tokens}")
         if reply.priority:
             words.append(f"priority={reply.priority}")
+        if usage.repeated_run is not None:
+            words.append(f"stopped_by=repetition({usage.repeated_run})")
         if self._ignored:
             words.append(f"ignored={header_safe(self._ignored)}")
         fields = {

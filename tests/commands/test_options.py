@@ -205,6 +205,7 @@ BEYOND: dict[str, Any] = {
     "max_tokens": 0,
     "thinking_budget": -2,
     "answer_reserve": -1,
+    "max_repeated_tokens": 65_537,
 }
 
 
@@ -223,8 +224,8 @@ def test_a_limit_is_the_same_in_an_option_a_file_and_a_request(
 
 
 def test_every_setting_of_a_reply_is_checked_above() -> None:
-    # Not fields of a request as in a file: spelt in many ways, told by thinking_budget, a boolean.
-    others = {"reasoning_effort", "effort_budgets", "background_detection"}
+    # Not fields of a request as in a file: spelt in many ways, told by thinking_budget, a boolean, any text.
+    others = {"reasoning_effort", "effort_budgets", "background_detection", "thinking_budget_message"}
     assert BEYOND.keys() | others == declared(ReplySettings).keys()
 
 

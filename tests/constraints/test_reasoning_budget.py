@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 from scripted_engine import HARMONY_MARKERS, ScriptedEngine, ScriptedTokenizer
@@ -36,10 +37,11 @@ def budget(
     tools: Collection[str] = (),
     opens_in: Channel | None = None,
     prompt: str = "hello",
+    message: str = "",
 ) -> ReasoningBudget | None:
     asked = words.encode(prompt, control_tokens=True)
     return ReasoningBudgets(words, DIALECTS[dialect]).start(
-        asked, opens_in, room=room, tokens=tokens, reserve=reserve, tools=tools
+        asked, opens_in, room=room, tokens=tokens, reserve=reserve, tools=tools, message=message
     )
 
 
@@ -54,6 +56,7 @@ def said(
     opens_in: Channel | None = None,
     markers: tuple[str, ...] | None = None,
     prompt: str = "hello",
+    message: str = "",
 ) -> str:
     """Say what a model says that wants to say something."""
     words = tokenizer(dialect, markers)
@@ -66,6 +69,7 @@ def said(
         tools=tools,
         opens_in=opens_in,
         prompt=prompt,
+        message=message,
     )
     with ScriptedEngine([wanted], markers=markers or tuple(words.special_tokens.values())) as engine:
         asked = words.encode(prompt, control_tokens=True)
@@ -224,6 +228,63 @@ def test_a_call_in_a_block_of_its_own_is_left_alone() -> None:
 def test_a_model_that_does_not_reason_is_not_held() -> None:
     assert budget(tokenizer("think"), "plain", tokens=0) is None
     assert budget(tokenizer("harmony"), "harmony") is None
+
+
+# -- a message ----------------------------------------------------------------------------------------------
+
+ENOUGH = "Enough: I answer now."  # eight tokens with the two line breaks before it
+
+
+@pytest.mark.parametrize("tokens", [1, 4, THOUGHT_TOKENS - 1])
+@pytest.mark.parametrize(("dialect", "wanted"), [("harmony", HARMONY), ("think", BLOCKS)])
+def test_the_message_ends_the_reasoning_and_the_answer_follows(
+    dialect: str, wanted: str, tokens: int
+) -> None:
+    message = read(said(wanted, dialect, tokens=tokens, message=f" {ENOUGH}\n"), dialect)
+    own, _, rest = message.reasoning.partition("\n\n")
+    assert (THOUGHT.startswith(own), rest.strip(), message.content) == (True, ENOUGH, "Paris.")
+
+
+@pytest.mark.parametrize(("dialect", "wanted"), [("harmony", HARMONY), ("think", BLOCKS)])
+@pytest.mark.parametrize(
+    "limits", [{"tokens": 0}, {"tokens": 500}, {"tokens": 0, "reserve": 3}, {"reserve": 3}]
+)
+def test_nothing_is_said_where_nothing_is_cut_short(dialect: str, wanted: str, limits: Any) -> None:
+    assert said(wanted, dialect, **limits, message=ENOUGH) == said(wanted, dialect, **limits)
+
+
+def test_the_message_is_said_once_and_not_after_an_answer_has_begun() -> None:
+    more = f"<|end|><|start|>assistant<|channel|>analysis<|message|>{THOUGHT * 3}{TO_FINAL}Rome.<|return|>"
+    wanted = HARMONY.replace("<|return|>", more)
+    assert read(said(wanted, tokens=2, message=ENOUGH)).reasoning.count(ENOUGH) == 1
+    assert ENOUGH not in read(said(wanted, tokens=THOUGHT_TOKENS + 1, message=ENOUGH)).reasoning
+
+
+def test_with_tools_a_call_may_follow_the_message() -> None:
+    message = read(
+        said(f"<|channel|>analysis<|message|>{THOUGHT}<|end|>{CALL}", tokens=2, tools=["f"], message=ENOUGH)
+    )
+    assert message.reasoning == f"{THOUGHT[:6]}\n\n{ENOUGH}"
+    assert [call.name for call in message.tool_calls] == ["f"]
+
+
+@pytest.mark.parametrize("dialect", ["harmony", "think"])
+@pytest.mark.parametrize("room", range(1, 45))
+def test_what_is_kept_for_the_answer_is_kept_from_the_message_too(dialect: str, room: int) -> None:
+    words = tokenizer(dialect)
+    endless = (HARMONY if dialect == "harmony" else BLOCKS).replace(THOUGHT, THOUGHT * 20)
+    reply = read(
+        said(endless.replace("Paris.", "Paris. " * 9), dialect, room=room, reserve=7, message=ENOUGH), dialect
+    )
+    if room >= 7 + 8:  # with what opens a block and closes it
+        assert len(words.encode(reply.content, control_tokens=True)) >= 6
+    if room >= 7 + 8 + 16:
+        assert reply.reasoning.strip().endswith(ENOUGH)
+
+
+def test_markers_in_the_message_are_text() -> None:
+    message = read(said(HARMONY, tokens=2, message="No <|end|>, <|channel|>."))
+    assert message.content == "Paris."
 
 
 # -- what the engine may rely on ----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from running_server import RunningServer, running
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.request import UNLIMITED, ChatRequest
 from mlx_backend.chat.service import Service
+from mlx_backend.conversation.events import ReasoningDelta
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.threaded import Engine
@@ -219,6 +220,8 @@ def test_a_server_may_keep_room_for_answers_that_no_client_asks_for(engine: Engi
     [
         {"thinking_token_budget": 5},
         {"thinking_budget_tokens": 5},
+        {"reasoning_budget": 5},
+        {"reasoning_budget_tokens": 5},
         {"reasoning": {"effort": "high", "max_tokens": 5}},
         {"thinking": {"type": "enabled", "budget_tokens": 5}},
         {"chat_template_kwargs": {"thinking_budget": 5}},
@@ -229,3 +232,32 @@ def test_a_server_may_keep_room_for_answers_that_no_client_asks_for(engine: Engi
 def test_a_budget_may_come_by_other_names(server: RunningServer, fields: dict[str, Any]) -> None:
     message, _, _, reasoned = answer(server, **fields)
     assert (reasoned, message["content"]) == (5, ANSWER)
+
+
+@pytest.mark.parametrize("name", ["thinking_budget_message", "reasoning_budget_message"])
+def test_a_message_ends_reasoning_that_is_cut_short_and_is_counted_as_reasoning(
+    server: RunningServer, name: str
+) -> None:
+    cut, *_ = answer(server, thinking_budget=5)
+    message, finish, _, reasoned = answer(server, thinking_budget=5, **{name: "I answer now."})
+    assert message["reasoning_content"] == cut["reasoning_content"] + "\n\nI answer now."
+    assert (message["content"], finish) == (ANSWER, "stop")
+    tokens = server.call("/v1/tokenize", {"prompt": "\n\nI answer now.", "add_special_tokens": False})[1][
+        "tokens"
+    ]
+    assert reasoned == 5 + len(tokens)
+
+
+def test_the_message_of_the_server_holds_unless_the_request_has_another_or_none(engine: Engine) -> None:
+    service = service_of(engine, thinking_budget=3, thinking_budget_message="Now.", prewarm=False)
+
+    def reasoning(message: str | None) -> str:
+        request = ChatRequest(
+            messages=FRANCE, fields={"reasoning_effort": "high"}, thinking_budget_message=message
+        )
+        events = service.chat(request).events()
+        return "".join(event.text for event in events if isinstance(event, ReasoningDelta))
+
+    assert reasoning(None).endswith("\n\nNow.")
+    assert reasoning("Soon.").endswith("\n\nSoon.")
+    assert "\n" not in reasoning("")

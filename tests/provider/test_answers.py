@@ -249,6 +249,21 @@ def test_a_context_that_was_full_before_the_limit_is_named(plugin: PluginProcess
         ask(plugin, stub, parameters={"max_tokens": 4000})
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_thinking_that_went_round_in_circles_is_blamed_on_nothing_else(
+    plugin: PluginProcess, stub: Stub, *, stream: bool
+) -> None:
+    choices = [{"index": 0, "delta": {"reasoning_content": "Wait. " * 9}}]
+    last = {
+        "choices": [{"index": 0, "delta": {}, "finish_reason": "length"}],
+        "usage": {"completion_tokens": 90},
+    }
+    chunks = ({"choices": choices}, {**last, "timings": {"stopped_by": "repetition", "repeated_n": 2}})
+    stub.will_send(*(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), "data: [DONE]\n\n")
+    with pytest.raises(PluginError, match=r"repeated the same words over and over.* Ask again"):
+        ask(plugin, stub, parameters={"max_tokens": 4000}, stream=stream)
+
+
 def test_a_text_cut_by_the_limit_is_an_answer(plugin: PluginProcess, stub: Stub) -> None:
     stub.will_stream({"reasoning_content": "why"}, {"content": "It is"}, finish="length")
     chunks = ask(plugin, stub)

@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai.base import Lenient, is_empty
-from mlx_backend.api.openai.generation_body import GenerationBody, accepts, as_whole
+from mlx_backend.api.openai.generation_body import GenerationBody, accepts, as_whole, names_of
 from mlx_backend.api.openai.objects import (
     DescribedAs,
     Messages,
@@ -242,7 +242,8 @@ _HARMLESS_OUTPUT_FIELDS = frozenset({"disable_fallback", "disable_any_whitespace
 
 
 @accepts(
-    *("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"),
+    *names_of("thinking_budget"),
+    *names_of("thinking_budget_message"),
     *("answer_reserve", "reasoning_format", "max_completion_tokens", "background_detection"),
 )
 class ChatBody(GenerationBody):
@@ -304,7 +305,7 @@ class ChatBody(GenerationBody):
     def _thinking_budget(self) -> int | None:
         """Return how many tokens may be reasoning, from whichever field was sent."""
         sent: dict[str, int] = {}
-        for name in ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"):
+        for name in names_of("thinking_budget"):
             if (value := self.setting(name)) is not None:
                 sent[name] = value
         sent |= nested_budgets(self.model_extra or {}, self.chat_template_kwargs)
@@ -348,6 +349,7 @@ class ChatBody(GenerationBody):
             adapter=self.adapters,
             priority=self.priority,
             max_tokens=self.setting("max_completion_tokens", "max_tokens"),
+            max_repeated_tokens=self.setting("max_repeated_tokens"),
             stop=self.stop,
             logprobs=self._logprobs(),
             role_mapping=self.role_mapping,
@@ -358,6 +360,7 @@ class ChatBody(GenerationBody):
             add_generation_prompt=self.add_generation_prompt is not False,
             raw=reasoning_format is ReasoningFormat.RAW,
             thinking_budget=self._thinking_budget(),
+            thinking_budget_message=self.setting(*names_of("thinking_budget_message")),
             answer_reserve=self.setting("answer_reserve"),
             background_detection=self.setting("background_detection"),
         )

@@ -61,6 +61,7 @@ class CompletionBody(GenerationBody):
             adapter=self.adapters,
             priority=self.priority,
             max_tokens=self.setting("max_tokens"),
+            max_repeated_tokens=self.setting("max_repeated_tokens"),
             stop=self.stop,
             logprobs=self.logprobs,
         )

@@ -90,6 +90,7 @@ _TYPES: dict[str, Any] = {
     "top_k": Annotated[int, Field(ge=-1), BeforeValidator(as_whole)],
     "seed": Annotated[int, Field(ge=-(2**63), lt=2**64), BeforeValidator(as_whole)],
     "thinking_budget": Annotated[int, Field(ge=UNLIMITED), BeforeValidator(as_whole)],
+    "thinking_budget_message": Annotated[str, Field(max_length=4096)],
     "reasoning_format": Annotated[
         Any, BeforeValidator(as_reasoning_format, json_schema_input_type=ReasoningFormat)
     ],
@@ -101,8 +102,16 @@ ALIASES = {
     "max_completion_tokens": "max_tokens",
     "thinking_token_budget": "thinking_budget",
     "thinking_budget_tokens": "thinking_budget",
+    "reasoning_budget": "thinking_budget",
+    "reasoning_budget_tokens": "thinking_budget",
+    "reasoning_budget_message": "thinking_budget_message",
 }
 """Other names of settings in requests, as other servers and clients have them."""
+
+
+def names_of(setting: str) -> tuple[str, ...]:
+    """Return all names of a setting in requests, its own first."""
+    return (setting, *(alias for alias, name in ALIASES.items() if name == setting))
 
 
 def accepts[B: BaseModel](*names: str) -> Callable[[type[B]], type[B]]:
@@ -165,7 +174,7 @@ class StreamOptions(Lenient):
     include_usage: bool | None = None
 
 
-@accepts(*SAMPLING, "max_tokens", "repeat_penalty")
+@accepts(*SAMPLING, "max_tokens", "max_repeated_tokens", "repeat_penalty")
 class GenerationBody(Body):
     """What both kinds of request for generated text share."""
 

@@ -234,7 +234,11 @@ class UsageObject(TypedDict):
 
 
 class TimingsObject(TypedDict):
-    """llama.cpp's `timings`, and two of ours: how long the request was queued, and when its first token was there."""
+    """llama.cpp's `timings`, and four of ours.
+
+    How long the request was queued, and when its first token was there; of a reply that was ended because it repeated
+    itself, that it was, and how many tokens it repeated over and over.
+    """
 
     cache_n: int
     prompt_n: int
@@ -247,6 +251,8 @@ class TimingsObject(TypedDict):
     first_token_ms: float
     draft_n: NotRequired[int]
     draft_n_accepted: NotRequired[int]
+    stopped_by: NotRequired[Literal["repetition"]]
+    repeated_n: NotRequired[int]
 
 
 class ReasoningObject(TypedDict):

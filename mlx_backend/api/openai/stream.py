@@ -48,7 +48,8 @@ def usage_object(usage: Usage) -> UsageObject:
 def timings_object(usage: Usage) -> TimingsObject:
     """Build `timings` under llama.cpp's names, from which chat pages show tokens per second.
 
-    Two are ours. Drafts are counted if there were any.
+    Four are ours. Drafts are counted if there were any. A reply that was ended because it repeated itself says so, and
+    how many tokens it repeated over and over.
     """
     prefilled = usage.prompt_tokens - usage.cached_tokens
     timings: TimingsObject = {
@@ -65,6 +66,9 @@ def timings_object(usage: Usage) -> TimingsObject:
     if usage.drafted_tokens:
         timings["draft_n"] = usage.drafted_tokens
         timings["draft_n_accepted"] = usage.accepted_tokens
+    if usage.repeated_run is not None:
+        timings["stopped_by"] = "repetition"
+        timings["repeated_n"] = usage.repeated_run
     return timings
 
 
