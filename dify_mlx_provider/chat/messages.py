@@ -26,6 +26,7 @@ from dify_mlx_provider.chat.think_block import remove_guards, without_breaks
 from dify_mlx_provider.servers.requests import parse_extra_body
 from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.history import sanitise
+from mlx_backend.conversation.json_values import unwrapped_schema
 
 if TYPE_CHECKING:
     from dify_mlx_provider.servers.base import ServedModel
@@ -161,7 +162,10 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schema(schema: Any) -> Any:
-    """Dify sends the schema as a JSON string, with or without the `{"schema": …, "name": …}` around it."""
+    """Dify sends the schema as a JSON string, with or without the `{"schema": …, "name": …}` around it.
+
+    People paste a whole response_format where Dify wants a schema.
+    """
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -169,10 +173,9 @@ def _schema(schema: Any) -> Any:
             raise ValueError(
                 f"the JSON schema of the structured output is not valid JSON: {error}"
             ) from error
-    if isinstance(schema, Mapping) and isinstance(schema.get("schema"), Mapping | bool):
-        return {**schema, "name": str(schema.get("name") or "answer")}
-    if not isinstance(schema, Mapping):
+    schema, words = unwrapped_schema(schema)
+    if not isinstance(schema, Mapping | bool):
         raise ValueError(
             f"the JSON schema of the structured output must be a JSON object, not {json.dumps(schema)[:60]}."
         )
-    return {"name": "answer", "schema": schema}
+    return {**words, "name": str(words.get("name") or "answer"), "schema": schema}

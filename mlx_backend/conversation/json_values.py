@@ -27,6 +27,31 @@ def is_too_deep(value: Any) -> bool:
     return bool(level)
 
 
+_KEYWORDS = frozenset(("properties", "items", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"))
+_OF_SCHEMA = _KEYWORDS | {"type", "schema", "json_schema"}
+
+
+def unwrapped_schema(value: Any) -> tuple[Any, dict[str, Any]]:
+    """Return a JSON schema without what people paste around it, and what that says of it.
+
+    That is `{"name": …, "schema": …}`, a whole response_format, or one in the other.
+    """
+    words: dict[str, Any] = {}
+    while isinstance(value, dict) and value.get("type", "json_schema") == "json_schema":
+        inner = value.get("schema")
+        if (
+            inner is None
+            and isinstance(format := value.get("json_schema"), dict)
+            and _OF_SCHEMA & format.keys()
+        ):
+            inner = format
+        if not isinstance(inner, dict | bool) or _KEYWORDS & value.keys():
+            break
+        words |= {name: value[name] for name in ("name", "description", "strict") if name in value}
+        value = inner
+    return value, words
+
+
 def json_type(value: Any) -> str:
     """Name a value's JSON type for a sentence: "a list", "a string", "null" …"""
     match value:

@@ -49,7 +49,11 @@ def test_it_says_which_arguments_it_reads_and_which_words_it_names() -> None:
         "{% set e = reasoning_effort | default('high') %}{% if e == 'low' %}{{ {'max': 1}[e] }}{% endif %}"
     )
     assert "reasoning_effort" in found.variables
-    assert found.words == ("low", "max", "high")  # a default is named where it stands among the others, or last
+    assert found.words == (
+        "low",
+        "max",
+        "high",
+    )  # a default is named where it stands among the others, or last
     assert "high" in found.defaults
     assert 1 in found.numbers
 

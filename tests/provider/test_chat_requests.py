@@ -167,22 +167,25 @@ def test_other_servers_refusals_of_default_are_understood(
     assert text_of(ask(plugin, stub)) == "Hi"
 
 
-def test_a_structured_answer_holds_nothing_but_the_answer(plugin: PluginProcess, stub: Stub) -> None:
+_SCHEMA = {"schema": {"type": "object", "properties": {"a": {"type": "integer"}}}, "name": "llm_response"}
+_PASTED = {"type": "json_schema", "json_schema": _SCHEMA}
+
+
+@pytest.mark.parametrize("written", [_SCHEMA, _PASTED, {"name": "outer", "schema": _PASTED}], ids=str)
+def test_a_structured_answer_holds_nothing_but_the_answer(
+    plugin: PluginProcess, stub: Stub, written: dict[str, Any]
+) -> None:
     stub.will_stream({"reasoning_content": '{"b": 0}'}, {"content": '{"a": 1}'})
-    schema = {"schema": {"type": "object", "properties": {"a": {"type": "integer"}}}, "name": "llm_response"}
     chunks = list(
         plugin.invoke(
             [user("hi")],
             credentials={**stub.credentials, "structured_output": "supported"},
             model="my-model",
-            parameters={"response_format": "json_schema", "json_schema": json.dumps(schema)},
+            parameters={"response_format": "json_schema", "json_schema": json.dumps(written)},
         )
     )
     assert text_of(chunks) == '{"a": 1}'
-    assert stub.take_requests()[0]["body"]["response_format"] == {
-        "type": "json_schema",
-        "json_schema": schema,
-    }
+    assert stub.take_requests()[0]["body"]["response_format"] == _PASTED
 
 
 def test_a_schema_alone_is_wanted_and_a_format_without_its_schema_is_refused(

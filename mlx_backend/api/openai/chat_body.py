@@ -30,7 +30,7 @@ from mlx_backend.api.openai.objects import (
     ToolChoiceInput,
 )
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
-from mlx_backend.conversation.json_values import excerpt, json_type
+from mlx_backend.conversation.json_values import excerpt, json_type, unwrapped_schema
 from mlx_backend.conversation.message_parts import media_in_result
 from mlx_backend.images import Detail, ImageSource
 from mlx_backend.models.spec import RESERVED_KWARGS
@@ -99,7 +99,10 @@ def _source(part: Mapping[str, Any], where: str) -> ImageSource:
 
 
 def as_template_kwargs(value: Any) -> Any:
-    """Accept further variables for the chat template, except those the server sets itself."""
+    """Accept further variables for the chat template, also as text, except those the server sets itself."""
+    if value == "":
+        return {}
+    value = _as_json(value, "chat_template_kwargs")
     if isinstance(value, dict) and (reserved := sorted(RESERVED_KWARGS & value.keys())):
         raise PydanticCustomError(
             "chat_template_kwargs", "cannot replace {name}", {"name": ", ".join(reserved)}
@@ -153,30 +156,36 @@ def as_answer_format(value: Any) -> Any:
             if schema is None:
                 return AnswerFormat(kind="json_object")
             if isinstance(schema, dict):
-                return AnswerFormat(kind="json_schema", value=schema)
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema), **rest}}:
-            return _schema_format(schema, rest)
-        case {"type": "json_schema", "schema": dict(schema), **rest}:  # the Responses API's form
-            return _schema_format(schema, rest)
-        case {"type": "json_schema"}:
+                return _schema_format(schema)
+        case {
+            "type": "json_schema"
+        }:  # of Chat Completions, or of the Responses API, which has one level less
+            if (found := _schema_format(value)).value is not value and isinstance(found.value, dict):
+                return found
             raise PydanticCustomError(
                 "response_format", "names no schema: send json_schema.schema, an object"
             )
     raise PydanticCustomError("response_format", 'must be of type "text", "json_object" or "json_schema"')
 
 
-def _schema_format(schema: dict[Any, Any], rest: Mapping[Any, Any]) -> AnswerFormat:
-    words = {name: text for name in ("name", "description") if isinstance(text := rest.get(name), str)}
-    return AnswerFormat(kind="json_schema", value=schema, strict=rest.get("strict") is True, **words)
+def _schema_format(written: dict[Any, Any], field: str = "response_format") -> AnswerFormat:
+    schema, said = unwrapped_schema(written)
+    words = {name: text for name in ("name", "description") if isinstance(text := said.get(name), str)}
+    strict = said.get("strict") is True
+    return AnswerFormat(kind="json_schema", value=schema, strict=strict, field=field, **words)
 
 
 def as_json_schema(value: Any) -> Any:
     """Accept a schema as text."""
+    return _as_json(value, "json_schema")
+
+
+def _as_json(value: Any, field: str) -> Any:
     if isinstance(value, str):
         try:
             return json.loads(value)
         except (ValueError, RecursionError):
-            raise PydanticCustomError("json_schema", "is not JSON") from None
+            raise PydanticCustomError(field, "is not JSON") from None
     return value
 
 
@@ -270,9 +279,10 @@ class ChatBody(GenerationBody):
     structured_outputs: StructuredOutputs | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(as_template_kwargs)] = Field(
-        default_factory=dict
-    )
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        BeforeValidator(as_template_kwargs, json_schema_input_type=dict[str, Any] | str | None),
+    ] = Field(default_factory=dict)
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     logprobs: bool | None = None
@@ -297,7 +307,11 @@ class ChatBody(GenerationBody):
         for field, kind, value in values:
             if value:  # an empty schema asks for nothing
                 used = None if kind == "json_object" else value
-                sent[field] = AnswerFormat(kind=kind, value=used, field=field)
+                sent[field] = (
+                    _schema_format(value, field)
+                    if kind == "json_schema"
+                    else AnswerFormat(kind=kind, value=used, field=field)
+                )
         if len(sent) > 1:
             raise refuse(f"{' and '.join(sent)}: an answer can be held to one of them.", list(sent)[1])
         return next(iter(sent.values()), None)
@@ -343,7 +357,10 @@ class ChatBody(GenerationBody):
             images=images,
             tools=[tool.as_dict() for tool in tools],
             # Without the messages: a request lives as long as its reply, and images are megabytes.
-            fields={name: value for name, value in written.items() if name != "messages"},
+            fields={
+                **{name: value for name, value in written.items() if name != "messages"},
+                "chat_template_kwargs": self.chat_template_kwargs,  # which may have been text
+            },
             template_kwargs=self.chat_template_kwargs,
             sampling=self.sampling(),
             adapter=self.adapters,

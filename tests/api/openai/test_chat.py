@@ -135,6 +135,8 @@ def test_the_reasoning_field_is_a_setting(engine: ScriptedEngine) -> None:
         ({"reasoning_effort": None}, "medium"),
         ({"reasoning": {"effort": "high"}}, "high"),
         ({"chat_template_kwargs": {"reasoning_effort": "high"}}, "high"),
+        ({"chat_template_kwargs": '{"reasoning_effort": "high"}'}, "high"),
+        ({"chat_template_kwargs": ""}, "medium"),
         ({"think": "low"}, "low"),
         ({"messages": [{"role": "system", "content": "Reasoning: high"}, USER]}, "high"),
     ],

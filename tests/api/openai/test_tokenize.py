@@ -42,6 +42,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "effort in the system prompt": {
         "messages": [{"role": "system", "content": "Be brief.\nReasoning: high"}, USER]
     },
+    "a template's argument as text": {
+        "messages": [USER],
+        "chat_template_kwargs": '{"model_identity": "You are Bo."}',
+    },
     "a template's argument": {"messages": [USER], "chat_template_kwargs": {"model_identity": "You are Bo."}},
     "a second turn": {"messages": [USER, PARIS, AGAIN]},
     "an echoed block": {
