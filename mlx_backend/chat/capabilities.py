@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mlx_backend.chat.model_settings import ModelSettings
-    from mlx_backend.conversation.dialects import Dialect
+    from mlx_backend.conversation.dialects import Dialect, Recognition
     from mlx_backend.conversation.effort import EffortScale
     from mlx_backend.models.engine_options import EngineOptions
 
@@ -66,9 +66,14 @@ class ModelFacts:
 class ChatFormat:
     """How a model wants and writes a conversation, as its template and its control tokens tell."""
 
-    dialect: Dialect
+    recognition: Recognition
     traits: TemplateTraits
     scale: EffortScale
+
+    @property
+    def dialect(self) -> Dialect:
+        """How it writes."""
+        return self.recognition.dialect
 
     @classmethod
     def of(
@@ -79,13 +84,14 @@ class ChatFormat:
     ) -> Self:
         """Find it out. `on_refused` hears why a response template is not used."""
         template = facts.template
-        dialect = recognise(template, facts.control_tokens, facts.response_template, on_refused=on_refused)
+        found = recognise(template, facts.control_tokens, facts.response_template, on_refused=on_refused)
+        dialect = found.dialect
         reasons = dialect.has_reasoning and (
             dialect.is_from_response_template or TemplateTraits.of(template).is_reasoning_model
         )
         budgets = dict(DEFAULT_BUDGETS) | dict(settings.effort_budgets or {})
         scale = probe_effort(template, reasons=reasons, budgets=tuple(budgets.items()))
-        return cls(dialect, probe_history(template), scale)
+        return cls(found, probe_history(template), scale)
 
 
 def describe(facts: ModelFacts, settings: ModelSettings) -> ModelDescription:
@@ -114,6 +120,8 @@ def describe(facts: ModelFacts, settings: ModelSettings) -> ModelDescription:
     default = scale.level_of(wanted) if wanted else None
     return ModelDescription(
         context_length=facts.context_length,
+        dialect=dialect.name,
+        recognised_by=form.recognition.told,
         capabilities=tuple(name for name, has in capabilities.items() if has),
         efforts=scale.efforts,
         effort_budgets=scale.budgets,

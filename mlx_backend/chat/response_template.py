@@ -26,11 +26,12 @@ import re
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.dialects import detect
+from mlx_backend.conversation import dialects
 from mlx_backend.conversation.dialects.base import END_MARKERS, Dialect, Reader
 from mlx_backend.conversation.dialects.block_format import BlockFormat
 from mlx_backend.conversation.dialects.harmony import HARMONY
 from mlx_backend.conversation.dialects.plain import PLAIN
+from mlx_backend.conversation.dialects.recognition import Recognition
 from mlx_backend.conversation.events import Channel
 from mlx_backend.conversation.parser import parse_text
 
@@ -63,18 +64,21 @@ def recognise(
     response_template: Any = None,
     *,
     on_refused: Callable[[str], None] | None = None,
-) -> Dialect:
+) -> Recognition:
     """Return the dialect of a model. `on_refused` gets the reason if its response template cannot be used."""
-    family = detect(chat_template, control_tokens)
-    if response_template is None or HARMONY.recognises(chat_template or "", frozenset()):
-        return family  # Harmony has more than any response template can say
+    recognised = dialects.recognise(chat_template, control_tokens)
+    family = recognised.dialect
+    if response_template is None or (family is HARMONY and recognised.is_by_template):
+        return recognised  # Harmony has more than any response template can say
     try:
         described = response_template_dialect(response_template)
     except ResponseTemplateError as error:
         if on_refused is not None:
             on_refused(str(error))
-        return family
-    return family if family is not PLAIN and _reads(described, family) else described
+        return recognised
+    if family is not PLAIN and _reads(described, family):
+        return recognised
+    return Recognition(described, "its tokenizer has a response template")
 
 
 def response_template_dialect(template: Any) -> Dialect:
@@ -120,7 +124,6 @@ def _dialect_of(source: str) -> Dialect | ResponseTemplateError:
     form = BlockFormat(reasoning=blocks)
     return Dialect(
         name="response-template",
-        recognises=lambda template, control_tokens: False,  # it is in no registry
         reader=partial(TemplateReader, template=loaded, markers=source.replace("\\", ""), form=form),
         continuation=form.continuation,
         opens_in=partial(_opens_in, loaded),

@@ -93,6 +93,12 @@ class Service:
     def prepare(self) -> None:
         """Build in the background what the first constrained reply would have to wait for; log what efforts mean."""
         description = self.description()
+        log.info(
+            "%s writes in the dialect %s: %s.",
+            self.engine.model_id,
+            description.dialect,
+            description.recognised_by,
+        )
         if budgets := description.effort_budgets:
             log.info(
                 "The reasoning of %s is held to budgets of tokens: %s.",

@@ -142,7 +142,7 @@ def _of_folder(folder: Path) -> Dialect:
         files.control_tokens(files.added_tokens(folder), template),
         files.response_template(folder),
         on_refused=lambda reason: print(f"mlx-backend parse: {reason}", file=sys.stderr),
-    )
+    ).dialect
 
 
 def answer_row(

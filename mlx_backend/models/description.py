@@ -22,6 +22,10 @@ class ModelDescription:
 
     kind: ModelType = "llm"
     context_length: int | None = None
+    dialect: str = ""
+    """How a chat model writes reasoning and calls, by the name of its family's dialect."""
+    recognised_by: str = ""
+    """What told the dialect."""
     capabilities: tuple[str, ...] = ("completion",)
     efforts: tuple[Effort, ...] = ()
     """The efforts that make a difference."""

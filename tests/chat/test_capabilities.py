@@ -195,6 +195,8 @@ def test_a_model_is_described_alike_before_and_after_it_was_loaded(kind: str, tm
 def test_the_demonstration_model_is_described() -> None:
     assert from_folder(MODEL_PATH) == ModelDescription(
         context_length=16_384,
+        dialect="harmony",
+        recognised_by="the template has <|channel|>, <|message|>",
         capabilities=("completion", "thinking", "tools", "tool_choice", "structured_output"),
         efforts=(Effort.NONE, Effort.LOW, Effort.MEDIUM, Effort.HIGH),
         default_effort=Effort.MEDIUM,

@@ -75,10 +75,11 @@ class Model:
         self.pad_token = self.tokenizer.encode(pad, control_tokens=True)[0]
         self.pad = pad
         self.processor = Processor(markup, self.pad_token)
-        self.dialect = recognise(template, markers)
+        recognition = recognise(template, markers)
+        self.dialect = recognition.dialect
         self.prompts = ChatPrompts(
             self.tokenizer,
-            ChatFormat(self.dialect, probe_history(template), EffortScale()),
+            ChatFormat(recognition, probe_history(template), EffortScale()),
             ReplyLimits(context_length=4096),
             ReasoningStore(),
         )

@@ -177,7 +177,7 @@ def test_nothing_is_lost_of_what_is_no_call_and_of_other_fields() -> None:
 )
 def test_a_known_family_that_reads_and_writes_the_same_stays(template: dict[str, Any], family: str) -> None:
     source = {"gemma4": "<|tool_call>", "qwen-xml": "<function= <parameter="}.get(family, "<tool_call>")
-    assert recognise(source, [], template) is DIALECTS[family]
+    assert recognise(source, [], template).dialect is DIALECTS[family]
 
 
 def test_a_response_template_wins_over_a_family_that_would_misread_it() -> None:
@@ -187,10 +187,10 @@ def test_a_response_template_wins_over_a_family_that_would_misread_it() -> None:
         **{key: value for key, value in LINES["fields"]["tool_calls"].items() if key.startswith("content")},
         transform={"name": "get_weather", "arguments": "{content}"},
     )
-    dialect = recognise("<think> <tool_call>", [], template)
+    dialect = recognise("<think> <tool_call>", [], template).dialect
     assert dialect is response_template_dialect(template)
-    assert recognise("<think> <tool_call>", [], None) is DIALECTS["hermes-json"]
-    assert recognise("<function= <parameter=", [], QWEN) is not DIALECTS["qwen-xml"]
+    assert recognise("<think> <tool_call>", [], None).dialect is DIALECTS["hermes-json"]
+    assert recognise("<function= <parameter=", [], QWEN).dialect is not DIALECTS["qwen-xml"]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_response_template_wins_over_a_family_that_would_misread_it() -> None:
 )
 def test_what_cannot_be_used_is_refused_with_a_reason_and_changes_nothing(template: Any) -> None:
     reasons: list[str] = []
-    assert recognise("<think>", [], template, on_refused=reasons.append) is DIALECTS["hermes-json"]
+    assert recognise("<think>", [], template, on_refused=reasons.append).dialect is DIALECTS["hermes-json"]
     assert len(reasons) == 1
     with pytest.raises(ResponseTemplateError):
         response_template_dialect(template)

@@ -1,11 +1,14 @@
-"""A model's family is told by its chat template, and by its control tokens only where that tells nothing."""
+"""A model's family is told by what its chat template teaches, and by its control tokens where that tells less."""
 
 from __future__ import annotations
 
 import pytest
+from chat_templates import GEMMA_3, QWEN_VL, QWEN_XML
+from families.tiny_models import FAMILIES
 from harmony_data import HARMONY_DATA
+from predefined_templates import FAMILIES as PREDEFINED
 
-from mlx_backend.conversation.dialects import DIALECTS, detect
+from mlx_backend.conversation.dialects import DIALECTS, detect, recognise
 
 # A template of each family's layout, in our words: how it renders an earlier call, or begins a turn.
 TEMPLATES = {
@@ -13,7 +16,7 @@ TEMPLATES = {
     "hermes-json": "{{ '<tool_call>\\n{\"name\": \"' + call.name + '\"}\\n</tool_call>' }}",
     "qwen-xml": "{{ '<tool_call>\\n<function=' + call.name + '>\\n<parameter=' + key + '>' }}",
     "glm": "[gMASK]<sop>{{ '<tool_call>' + call.name }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>",
-    "laguna": "All available function signatures are listed below{{ '<tool_call>' }}<arg_key>{{ k }}</arg_key>",
+    "laguna": "All available function signatures are listed below<tool_call><arg_key>{{ k }}</arg_key><arg_value>",
     "ling": "<role>ASSISTANT</role>{{ '<tool_call>' + call.name }}<arg_key>{{ k }}</arg_key><arg_value>",
     "hunyuan": "{{ '<tool_calls>\\n<tool_call>' + call.name + '<tool_sep>' }}<arg_key>{{ k }}</arg_key>",
     "hunyuan-opensource": "{%- set s = ':opensource' %}{{ '<tool_call' + s + '>' + name + '<tool_sep' + s + '>' }}",
@@ -143,3 +146,66 @@ def test_a_prompt_tells_what_it_has_opened(name: str, prompt: str, channel: str 
 
 def test_a_template_that_only_cuts_reasoning_from_answers_belongs_to_a_model_that_reasons() -> None:
     assert detect("{{ message.content.split('</think>')[-1] }}", []).name == "hermes-json"
+
+
+CHATML = "{{ '<|im_start|>' + m.role + '\\n' + text + '<|im_end|>' }}"
+CUTS_REASONING = CHATML + "{{ text.split('</think>')[-1] }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens", "name"),
+    [
+        # It tells its models of tools, and never writes a call.
+        (CUTS_REASONING, ["<|tool_call_start|>", "<|tool_call_end|>", "<|im_end|>"], "lfm2"),
+        (CUTS_REASONING, ["<|tool_calls_section_begin|>", "<|tool_call_begin|>"], "kimi-k2"),
+        (CUTS_REASONING, ["<｜tool▁sep｜>", "<｜tool▁call▁begin｜>"], "deepseek-v3.1"),
+        (CUTS_REASONING, ["<arg_key>", "<arg_value>", "<think>", "<tool_call>"], "glm"),
+        # This family writes no <think>: its token is inherited.
+        (CUTS_REASONING, ["<|python_tag|>", "<|eot_id|>"], "hermes-json"),
+        (CUTS_REASONING, ["<|channel|>", "<|message|>"], "hermes-json"),
+        # Several families' tokens tell nothing.
+        (CUTS_REASONING, ["<|tool_call_start|>", "[TOOL_CALLS]"], "hermes-json"),
+        (CHATML, ["<|tool_call_start|>", "[TOOL_CALLS]"], "plain"),
+        # A template that uses a marker of another family for something else.
+        ("{{ text.split('<tool_sep>') }}" + TEMPLATES["minicpm5"], ["<tool_sep>", "<tool_call>"], "minicpm5"),
+        ("{{ text.split('<tool_sep>') }}" + TEMPLATES["hermes-json"], ["<tool_sep>"], "hermes-json"),
+        ("<start_of_turn>model", ["<start_function_call>", "<start_of_turn>"], "functiongemma"),
+        ("[INST]{{ text }}[/INST]</think>", [], "mistral"),
+        ("[INST]{{ text }}[/INST]" + TEMPLATES["hermes-json"], ["[TOOL_CALLS]"], "hermes-json"),
+    ],
+)
+def test_all_evidence_is_weighed(template: str, tokens: list[str], name: str) -> None:
+    assert detect(template, tokens).name == name
+
+
+AT_HAND = {
+    **{name: (template, []) for name, template in TEMPLATES.items()},
+    **{f"tiny {name}": (family.template, family.tokens) for name, family in FAMILIES.items()},
+    **{name: (family.template, family.markers) for name, family in PREDEFINED.items()},
+    **{name: (template, []) for name, template in (("gemma", GEMMA_3), ("qwen", QWEN_XML), ("vl", QWEN_VL))},
+    **{
+        file.stem: (file.read_text(encoding="utf-8"), [])
+        for file in sorted((HARMONY_DATA / "templates").glob("*.jinja"))
+    },
+}
+
+
+@pytest.mark.parametrize("name", AT_HAND)
+def test_exactly_one_family_is_found_in_a_template_and_the_reason_is_told(name: str) -> None:
+    template, tokens = AT_HAND[name]
+    found = recognise(template, tokens)
+    assert not found.rivals
+    if found.dialect is DIALECTS["plain"]:
+        assert found.reason == "no family's markers are in its template or among its control tokens"
+    else:
+        shown = found.reason.removeprefix("the template has ").removeprefix("control tokens ").split(", ")
+        assert all(text in template or text in tokens for text in shown)
+
+
+def test_what_is_not_decided_names_its_rivals() -> None:
+    found = recognise("<|tools_prefix|>{{ '<|START_ACTION|>' }}", [])
+    assert found.told == "the template has <|tools_prefix|> (as much speaks for cohere)"
+    assert found.dialect.name == "apertus"
+    assert recognise(CHATML, ["<|tool_call_start|>", "[TOOL_CALLS]"]).reason == (
+        "control tokens [TOOL_CALLS] and others'"
+    )

@@ -123,6 +123,8 @@ def model_object(
         described["root"] = status.name
     if description.context_length is not None:
         described |= dict.fromkeys(("context_length", "max_model_len"), description.context_length)
+    if description.dialect:
+        described["dialect"] = {"name": description.dialect, "recognised_by": description.recognised_by}
     described["capabilities"] = list(description.capabilities)
     if description.efforts:
         described["reasoning"] = {

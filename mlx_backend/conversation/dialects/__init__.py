@@ -9,10 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from mlx_backend.conversation.dialects import recognition
 from mlx_backend.conversation.dialects.base import Dialect
-from mlx_backend.conversation.dialects.families import FAMILIES, FAMILIES_WITHOUT_MARKERS
+from mlx_backend.conversation.dialects.families import FAMILIES
 from mlx_backend.conversation.dialects.harmony import HARMONY
 from mlx_backend.conversation.dialects.plain import PLAIN
+from mlx_backend.conversation.dialects.recognition import Recognition
 from mlx_backend.conversation.dialects.think import THINK
 
 if TYPE_CHECKING:
@@ -20,11 +22,11 @@ if TYPE_CHECKING:
 
 _PUNCTUATION = re.compile(r"[\s._-]+")
 
-__all__ = ["DIALECTS", "Dialect", "detect"]
+__all__ = ["DIALECTS", "Dialect", "Recognition", "detect", "recognise"]
 
 
 class DialectRegistry(Mapping[str, Dialect]):
-    """Dialects by name, in the order in which they are tried. An alias finds its dialect, and is not listed.
+    """Dialects by name, in the order in which they are listed. An alias finds its dialect, and is not listed.
 
     Case, hyphens and the like do not count: `qwen3_coder` and `Qwen3-Coder` are one name.
     """
@@ -54,18 +56,15 @@ def _folded(name: str) -> str:
     return _PUNCTUATION.sub("", name.casefold())
 
 
-DIALECTS = DialectRegistry((HARMONY, *FAMILIES, THINK, *FAMILIES_WITHOUT_MARKERS, PLAIN))
-"""Every dialect. The last one recognises any model."""
+DIALECTS = DialectRegistry((HARMONY, *FAMILIES, THINK, PLAIN))
+"""Every dialect. The last one is for models that show no sign of any."""
+
+
+def recognise(chat_template: str | None, control_tokens: Iterable[str]) -> Recognition:
+    """Return the dialect a model speaks, with what told it."""
+    return recognition.recognise([*DIALECTS.values()], chat_template or "", control_tokens)
 
 
 def detect(chat_template: str | None, control_tokens: Iterable[str]) -> Dialect:
-    """Return the dialect a model speaks: by its template, and if that tells nothing by its control tokens.
-
-    Vocabularies are inherited, and hold markers that a model was never trained to write.
-    """
-    by_template = _first(chat_template or "", frozenset())
-    return by_template if by_template is not PLAIN else _first("", frozenset(control_tokens))
-
-
-def _first(template: str, control_tokens: frozenset[str]) -> Dialect:
-    return next(dialect for dialect in DIALECTS.values() if dialect.recognises(template, control_tokens))
+    """Return the dialect a model speaks."""
+    return recognise(chat_template, control_tokens).dialect

@@ -26,6 +26,7 @@ from mlx_backend.conversation.scanner import NO_MARKERS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
 
+    from mlx_backend.conversation.dialects.signs import Sign
     from mlx_backend.conversation.events import EndedBy, Event
     from mlx_backend.conversation.scanner import MarkerSet
     from mlx_backend.conversation.tools import ToolSet
@@ -282,8 +283,8 @@ class Dialect:
     """The name people give it: `mlx-backend parse --dialect`."""
     aliases: tuple[str, ...] = ()
     """Other names that people know its models by."""
-    recognises: Callable[[str, Set[str]], bool]
-    """Whether a model speaks it, by its chat template and its control tokens; either may be empty."""
+    signs: tuple[Sign, ...] = ()
+    """By which a model is recognised as one of it (`recognition`)."""
     reader: ReaderFactory
     """Makes what reads its output."""
     continuation: ContinuationWriter

@@ -15,7 +15,7 @@ from mlx_backend.conversation.dialects.calls.json_object import JSON_CALLS
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Mapping
 
     from mlx_backend.conversation.events import EndedBy
     from mlx_backend.conversation.tools import ToolSet
@@ -64,11 +64,6 @@ def reader(*, tools: ToolSet, opens_in: Channel | None = None, special_tokens: M
     return PlainReader(tools=tools, opens_in=opens_in, special_tokens=special_tokens)
 
 
-def recognises(template: str, control_tokens: Set[str]) -> bool:
-    """Return True: any model may be plain, so this dialect is tried last."""
-    return True
-
-
 def opens_in(prompt_tail: str) -> Channel | None:
     """Return None: there are no channels."""
     return None
@@ -81,7 +76,6 @@ def continuation(reasoning: str, content: str, *, opened: Channel | None = None)
 
 PLAIN = Dialect(
     name="plain",
-    recognises=recognises,
     reader=reader,
     continuation=continuation,
     opens_in=opens_in,

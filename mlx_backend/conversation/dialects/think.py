@@ -20,9 +20,10 @@ from mlx_backend.conversation.dialects.block_format import BlockFormat, CallSect
 from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
 from mlx_backend.conversation.dialects.calls.json_object import JSON_CALLS, JsonObjects
+from mlx_backend.conversation.dialects.signs import call_format, common
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Mapping
 
 OPENERS: Mapping[str, str] = {
     **{
@@ -43,21 +44,14 @@ FORMAT = BlockFormat(reasoning=OPENERS, sections=(SECTION,))
 _LEAKED_OPENERS = ("<think>", "<thinking>", "<seed:think>", "<|begin_of_thought|>", "◁think▷", "[THINK]")
 
 
-def recognises(template: str, control_tokens: Set[str]) -> bool:
-    """Whether a marker of a block, of reasoning or of a call, is a control token or stands in the template.
-
-    Some templates name only what closes reasoning, to cut it from earlier answers.
-    """
-    openers = (*OPENERS, *SECTION.openers)
-    if any(closer in template for closer in OPENERS.values()):
-        return True
-    return any(opener in control_tokens or opener in template for opener in openers)
-
-
 THINK = Dialect(
     name="hermes-json",
     aliases=("think", "hermes", "qwen3", "qwen", "qwen2.5", "smollm3", "deepseek-r1-distill"),
-    recognises=recognises,
+    signs=(
+        call_format(*SECTION.openers, in_template=True),
+        # Some templates name only what closes reasoning, to cut it from earlier answers.
+        *(common(marker) for marker in (*SECTION.openers, *OPENERS.values(), *OPENERS)),
+    ),
     reader=partial(BlockReader, form=FORMAT),
     continuation=FORMAT.continuation,
     opens_in=FORMAT.opens_in,

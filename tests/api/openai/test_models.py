@@ -168,6 +168,10 @@ def test_a_model_is_described_before_it_is_loaded(factory: EngineFactory, tmp_pa
             "type": "llm",
             "context_length": 512,
             "max_model_len": 512,
+            "dialect": {
+                "name": "harmony",
+                "recognised_by": "the template has <|channel|>, <|message|>",
+            },
             "capabilities": ["completion", "thinking", "tools"],
             "reasoning": {
                 "efforts": ["none", "low", "medium", "high"],

@@ -77,8 +77,5 @@ FAMILIES: tuple[Dialect, ...] = (
     *(HUNYUAN_OPEN_SOURCE, HUNYUAN, HUNYUAN_A13B, APERTUS, COHERE, LFM2),
     *(LAGUNA, LING, GLM),
     *(GRANITE_42, NEMOTRON, STEP, MIMO, QWEN_XML, MINICPM, OLMO, GRANITE),
+    *(LLAMA_PYTHONIC, LLAMA_3, GEMMA_3),
 )
-"""In the order in which they are tried: what a family shares with others stands in the later rows."""
-
-FAMILIES_WITHOUT_MARKERS: tuple[Dialect, ...] = (LLAMA_PYTHONIC, LLAMA_3, GEMMA_3)
-"""Recognised by how turns begin, and therefore tried after every family that is known by how it calls tools."""

@@ -31,14 +31,11 @@ from mlx_backend.conversation.dialects.families.shared import (
     REASONED,
     THINK_TAGS,
     family,
-    has,
-    in_template,
     leaked_calls,
 )
+from mlx_backend.conversation.dialects.signs import Sign, layout, own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
-
     from mlx_backend.conversation.dialects.base import Dialect
     from mlx_backend.conversation.dialects.calls.base import CallSyntax
 
@@ -55,15 +52,11 @@ def _mistral_calls(syntax: CallSyntax) -> BlockCalls:
     return BlockCalls(BlockFormat(blocks=(CallBlock(opener="[TOOL_CALLS]", syntax=syntax),)))
 
 
-def _writes_a_list(template: str, control_tokens: Set[str]) -> bool:
-    return re.search(r"\[TOOL_CALLS\]\s{0,8}\[(?!ARGS|CALL_ID)", template) is not None
-
-
 # One reader for all versions of the format; which one a model writes is known by its template.
 MISTRAL_LIST = family(
     "mistral-list",
     *("mistral-v3", "mistral-7b", "mistral-nemo", "mixtral"),
-    recognises=_writes_a_list,
+    signs=(own("[TOOL_CALLS]", re.compile(r"\[TOOL_CALLS\]\s{0,8}\[(?!ARGS|CALL_ID)"), in_template=True),),
     form=_MISTRAL_FORM,
     calls=_mistral_calls(JsonObjects(in_list=True, around=("", ""))),
     example='[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}]</s>',
@@ -71,7 +64,7 @@ MISTRAL_LIST = family(
 MISTRAL_IDS = family(
     "mistral-ids",
     *("mistral-v11", "mistral-small-3.2"),
-    recognises=in_template("[TOOL_CALLS]", "[CALL_ID]"),
+    signs=(own("[TOOL_CALLS]", "[CALL_ID]", in_template=True),),
     form=_MISTRAL_FORM,
     calls=_mistral_calls(MISTRAL_CALL_IDS),
     example='[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Paris", "days": 3}</s>',
@@ -79,20 +72,18 @@ MISTRAL_IDS = family(
 MISTRAL = family(
     "mistral",
     *("devstral", "magistral", "ministral", "mistral-small"),
-    recognises=has(("[TOOL_CALLS]",), ("[INST]", "[/INST]")),
+    signs=(own("[TOOL_CALLS]"), layout("[INST]", "[/INST]")),
     form=_MISTRAL_FORM,
     example='[THINK]I need the weather.[/THINK][TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 3}</s>',
     leaks=leaked_calls("[TOOL_CALLS]"),
 )
 
 
-def _deepseek(
-    name: str, *aliases: str, syntax: CallBlock, recognises: Callable[[str, Set[str]], bool], example: str
-) -> Dialect:
+def _deepseek(name: str, *aliases: str, syntax: CallBlock, sign: Sign, example: str) -> Dialect:
     return family(
         name,
         *aliases,
-        recognises=recognises,
+        signs=(sign,),
         form=BlockFormat(
             reasoning=THINK_TAGS,
             sections=(CallSection(openers=("<｜tool▁calls▁begin｜>",), closer="<｜tool▁calls▁end｜>"),),
@@ -109,7 +100,7 @@ DEEPSEEK_V3 = _deepseek(
     "deepseek-v3",
     "deepseek-r1",
     syntax=CallBlock(opener=_DEEPSEEK_MARKERS[0], closers=_DEEPSEEK_MARKERS[1], syntax=DEEPSEEK_V3_CALLS),
-    recognises=has(("<｜tool▁sep｜>", "```json")),
+    sign=own("<｜tool▁sep｜>", "```json"),
     example=(
         f"{REASONED}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
         '{"city": "Paris", "days": 3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
@@ -118,7 +109,7 @@ DEEPSEEK_V3 = _deepseek(
 DEEPSEEK_V31 = _deepseek(
     "deepseek-v3.1",
     syntax=CallBlock(opener=_DEEPSEEK_MARKERS[0], closers=_DEEPSEEK_MARKERS[1], syntax=DEEPSEEK_V31_CALLS),
-    recognises=has(("<｜tool▁sep｜>",)),
+    sign=own("<｜tool▁sep｜>"),
     example=(
         f"{REASONED}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
         '{"city": "Paris", "days": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
@@ -132,7 +123,7 @@ _KIMI_SECTIONS = CallSection(
 KIMI_K2 = family(
     "kimi-k2",
     *("kimi", "kimi-k2-thinking", "kimi-k2.5", "kimi-k2.6"),
-    recognises=has(("<|tool_calls_section_begin|>",), ("<|tool_call_argument_begin|>",)),
+    signs=(own("<|tool_calls_section_begin|>"), own("<|tool_call_argument_begin|>")),
     form=BlockFormat(
         reasoning={**THINK_TAGS, "◁think▷": "◁/think▷"},
         sections=(_KIMI_SECTIONS,),
@@ -154,7 +145,7 @@ def _xtml(word: str) -> tuple[str, str]:
 
 KIMI_K3 = family(
     "kimi-k3",
-    recognises=has((OPEN, SEPARATOR)),
+    signs=(own(OPEN, SEPARATOR),),
     form=BlockFormat(
         reasoning=dict([_xtml("think")]),
         is_anywhere=True,
@@ -177,7 +168,7 @@ KIMI_K3 = family(
 
 APERTUS = family(
     "apertus",
-    recognises=has(("<|tools_prefix|>",), ("<|inner_prefix|>",)),
+    signs=(own("<|tools_prefix|>"), own("<|inner_prefix|>")),
     form=BlockFormat(
         reasoning={"<|inner_prefix|>": "<|inner_suffix|>"},
         is_anywhere=True,
@@ -204,7 +195,7 @@ _COHERE_CALLS = JsonObjects(
 COHERE = family(
     "cohere",
     *("command-a", "command-r7b", "cohere2"),
-    recognises=has(("<|START_ACTION|>",), ("<|START_RESPONSE|>",), ("<|START_THINKING|>",)),
+    signs=(own("<|START_ACTION|>"), own("<|START_RESPONSE|>"), own("<|START_THINKING|>")),
     form=BlockFormat(
         reasoning={"<|START_THINKING|>": "<|END_THINKING|>"},
         is_anywhere=True,

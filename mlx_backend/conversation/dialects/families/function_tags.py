@@ -13,12 +13,19 @@ from mlx_backend.conversation.dialects.families.shared import (
     REASONED,
     THINK_TAGS,
     family,
-    has,
     leaked_calls,
     tool_call,
 )
+from mlx_backend.conversation.dialects.signs import Sign, call_format, layout, own
 
 _XML = XmlCalls()
+
+
+def _xml_sign(*words: str) -> Sign:
+    """Return the sign of calls that many families write, with words of one family's template."""
+    return call_format("<function=", "<parameter=", *words)
+
+
 # Models leave out <tool_call>.
 _BARE_FUNCTION = CallBlock(opener="<function=", closers=("</function>",), syntax=_XML, is_text=True)
 _QWEN = BlockFormat(reasoning=THINK_TAGS, sections=(tool_call(_XML),), blocks=(_BARE_FUNCTION,))
@@ -29,7 +36,7 @@ _QWEN_CALL = (
 QWEN_XML = family(
     "qwen-xml",
     *("qwen3-coder", "qwen3-coder-next", "qwen3.5", "qwen3.6", "qwen3.8"),
-    recognises=has(("<function=", "<parameter=")),
+    signs=(_xml_sign(),),
     form=_QWEN,
     example=REASONED + _QWEN_CALL,
     history=ALL_WITH_TOOLS,
@@ -44,13 +51,13 @@ _NEMOTRON_FORM = BlockFormat(
 NEMOTRON = family(
     "nemotron",
     *("nemotron-3", "nemotron-3.5", "nemotron-nano"),
-    recognises=has(("<function=", "truncate_history_thinking"), ("<TOOLCALL>",)),
+    signs=(_xml_sign("truncate_history_thinking"), own("<TOOLCALL>")),
     form=_NEMOTRON_FORM,
     example=REASONED + _QWEN_CALL,
 )
 GRANITE_42 = family(
     "granite-4.2",
-    recognises=has(("<function=", "truncate_history_thinking", "defer_loading")),
+    signs=(_xml_sign("truncate_history_thinking", "defer_loading"),),
     form=_QWEN,
     example=REASONED + _QWEN_CALL,
 )
@@ -65,7 +72,11 @@ _GRANITE_FORM = BlockFormat(
 GRANITE = family(
     "granite",
     *("granite-4.0", "granite-4"),
-    recognises=has(("<|start_of_role|>",)),
+    signs=(
+        own("<|tool_call|>"),
+        call_format("<tool_call>", "<|start_of_role|>"),
+        layout("<|start_of_role|>"),
+    ),
     form=_GRANITE_FORM,
     calls=JSON_CALLS,
     example='<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>',
@@ -80,11 +91,11 @@ _STEP_3 = CallSection(openers=("<｜tool_calls_begin｜>",), closer="<｜tool_ca
 STEP = family(
     "step",
     *("step-3.5", "step-3.7", "step3"),
-    recognises=has(
-        ("<function=", "Step-3"),
-        ("<function=", "reasoning_effort", "Reasoning: "),
-        ("<steptml:invoke",),
-        ("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>"),
+    signs=(
+        _xml_sign("Step-3"),
+        _xml_sign("reasoning_effort", "Reasoning: "),
+        own("<steptml:invoke"),
+        own("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>"),
     ),
     form=BlockFormat(
         reasoning=THINK_TAGS,
@@ -110,7 +121,7 @@ _MIMO_XML = XmlCalls(parameter_tag=("<parameter={}>", "</parameter>\n"), trims=F
 MIMO = family(
     "mimo",
     *("mimo-v2", "mimo-v2.6"),
-    recognises=has(("<function=", "MiMo")),
+    signs=(_xml_sign("MiMo"),),
     form=BlockFormat(
         reasoning=THINK_TAGS,
         sections=(tool_call(_MIMO_XML),),
@@ -126,7 +137,7 @@ _SEED_XML = XmlCalls(parameter_tag=("<parameter={}>", "</parameter>\n"), trims=F
 SEED_OSS = family(
     "seed-oss",
     *("seed", "seed_oss"),
-    recognises=has(("<seed:tool_call>",), ("<seed:think>",)),
+    signs=(own("<seed:tool_call>"), own("<seed:think>")),
     form=BlockFormat(
         reasoning={"<seed:think>": "</seed:think>", **THINK_TAGS},
         sections=(
@@ -155,7 +166,7 @@ _PARAM_XML = XmlCalls(
 MINICPM = family(
     "minicpm5",
     "minicpm",
-    recognises=has(("<function name=", "<param name=")),
+    signs=(own("<function name=", "<param name="),),
     form=BlockFormat(
         reasoning=THINK_TAGS,
         blocks=(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.block_format import (
@@ -17,14 +18,11 @@ from mlx_backend.conversation.dialects.families.shared import (
     REASONED,
     THINK_TAGS,
     family,
-    has,
-    in_template,
     leaked_calls,
 )
+from mlx_backend.conversation.dialects.signs import Sign, own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
-
     from mlx_backend.conversation.dialects.base import Dialect
 
 _INVOKE = XmlCalls(
@@ -36,7 +34,7 @@ _INVOKE = XmlCalls(
 MINIMAX_M2 = family(
     "minimax-m2",
     *("minimax", "minimax-m2.5", "minimax-m2.7"),
-    recognises=has(("<minimax:tool_call>",)),
+    signs=(own("<minimax:tool_call>"),),
     form=BlockFormat(
         reasoning=THINK_TAGS,
         sections=(CallSection(openers=("<minimax:tool_call>",), closer="</minimax:tool_call>"),),
@@ -51,7 +49,7 @@ MINIMAX_M2 = family(
 )
 MINIMAX_M3 = family(
     "minimax-m3",
-    recognises=has((NAMESPACE,), ("<mm:think>",)),
+    signs=(own(NAMESPACE), own("<mm:think>")),
     form=BlockFormat(
         reasoning={"<mm:think>": "</mm:think>", **THINK_TAGS},
         sections=(
@@ -83,6 +81,7 @@ MINIMAX_M3 = family(
 )
 
 _DSML = "｜DSML｜"
+_ANY_DSML = re.compile(_DSML)
 _DSML_WORDS = ("function_calls", "tool_calls", "toolcalls", "tool", " calls", "calls")
 
 
@@ -122,9 +121,7 @@ _DSML_FORM = BlockFormat(
 )
 
 
-def _dsml(
-    name: str, *aliases: str, word: str, blank: str = "", recognises: Callable[[str, Set[str]], bool]
-) -> Dialect:
+def _dsml(name: str, *aliases: str, word: str, blank: str = "", sign: Sign) -> Dialect:
     """Return a version's dialect. All versions are read alike, and written with the words of each."""
     block = CallBlock(
         opener=f"<{_DSML}{blank}invoke name=",
@@ -136,7 +133,7 @@ def _dsml(
     return family(
         name,
         *aliases,
-        recognises=recognises,
+        signs=(sign, own(_ANY_DSML)) if word == "function_calls" else (sign,),
         form=_DSML_FORM,
         calls=BlockCalls(BlockFormat(sections=(section,), blocks=(block,)), taught_by=(_DSML,)),
         example=(
@@ -157,17 +154,17 @@ DSML_V41 = _dsml(
     "deepseek-v4.1",
     word=" calls",
     blank=" ",
-    recognises=in_template(_DSML, " invoke name=", " calls>"),
+    sign=own(_ANY_DSML, " invoke name=", " calls>"),
 )
 DSML_V4 = _dsml(
     "dsml-v4",
     "deepseek-v4",
     word="tool_calls",
-    recognises=in_template(_DSML, "tool_calls>", without="function_calls>"),
+    sign=own(_ANY_DSML, "tool_calls>"),
 )
 DSML = _dsml(
     "dsml",
     "deepseek-v3.2",
     word="function_calls",
-    recognises=has((_DSML,), (f"<{_DSML}function_calls>",), (f"<{_DSML}tool_calls>",)),
+    sign=own(_ANY_DSML, "function_calls>"),
 )

@@ -19,15 +19,12 @@ from mlx_backend.conversation.dialects.families.shared import (
     ALL_WITH_TOOLS,
     THINK_TAGS,
     family,
-    has,
-    in_template,
     leaked_calls,
     tool_call,
 )
+from mlx_backend.conversation.dialects.signs import Sign, call_format, own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
-
     from mlx_backend.conversation.dialects.base import Dialect
 
 
@@ -40,7 +37,7 @@ _GLM_FORM = BlockFormat(reasoning=THINK_TAGS, sections=(tool_call(PairCalls()),)
 GLM = family(
     "glm",
     *("glm-4.5", "glm-4.6", "glm-4.7", "glm-5", "glm-5.1", "glm-5.2", "glm-5.3"),
-    recognises=has(("<arg_key>", "<arg_value>")),
+    signs=(call_format("<arg_key>", "<arg_value>"),),
     form=_GLM_FORM,
     example=f"<think>I need the weather.</think>{_PAIR_CALL}",
     history=ALL_WITH_TOOLS,
@@ -48,9 +45,9 @@ GLM = family(
 LAGUNA = family(
     "laguna",
     "poolside",
-    recognises=has(
-        ("<arg_key>", "unescaped XML-like object"),
-        ("<arg_key>", "All available function signatures are listed below"),
+    signs=(
+        call_format("<arg_key>", "<arg_value>", "unescaped XML-like object"),
+        call_format("<arg_key>", "<arg_value>", "All available function signatures are listed below"),
     ),
     form=BlockFormat(
         reasoning=THINK_TAGS,
@@ -63,7 +60,7 @@ LAGUNA = family(
 LING = family(
     "ling",
     *("ling-3", "ring"),
-    recognises=has(("<arg_key>", "<role>"), ("<tool_call>", "<role>")),
+    signs=(call_format("<arg_key>", "<arg_value>", "<role>"), call_format("<tool_call>", "<role>")),
     form=BlockFormat(
         reasoning=THINK_TAGS, sections=(tool_call(PairCalls()),), ends=frozenset({"<|role_end|>"})
     ),
@@ -72,7 +69,7 @@ LING = family(
 LONGCAT = family(
     "longcat",
     "longcat-flash",
-    recognises=has(("<longcat_tool_call>",), ("<longcat_think>",)),
+    signs=(own("<longcat_tool_call>"), own("<longcat_think>")),
     form=BlockFormat(
         reasoning={"<longcat_think>": "</longcat_think>", **THINK_TAGS},
         sections=(
@@ -119,7 +116,7 @@ def _hunyuan_call(suffix: str) -> str:
     )
 
 
-def _hunyuan(name: str, *aliases: str, suffix: str, recognises: Callable[[str, Set[str]], bool]) -> Dialect:
+def _hunyuan(name: str, *aliases: str, suffix: str, sign: Sign) -> Dialect:
     """Return the third version's dialect. All versions are read alike, and written as each has its markers."""
     pairs = PairCalls(separator=f"<tool_sep{suffix}>", suffix=suffix, lines=True)
     written = BlockFormat(
@@ -129,7 +126,7 @@ def _hunyuan(name: str, *aliases: str, suffix: str, recognises: Callable[[str, S
     return family(
         name,
         *aliases,
-        recognises=recognises,
+        signs=(sign,),
         form=_HUNYUAN_FORM,
         calls=BlockCalls(written, taught_by=("<tool_calls",)),
         example=_hunyuan_call(suffix),
@@ -137,24 +134,17 @@ def _hunyuan(name: str, *aliases: str, suffix: str, recognises: Callable[[str, S
     )
 
 
-def _is_open_source(template: str, control_tokens: Set[str]) -> bool:
-    return (
-        "<tool_sep" in template and ":opensource" in template
-    ) or "<tool_sep:opensource>" in control_tokens
-
-
-def _is_hunyuan(template: str, control_tokens: Set[str]) -> bool:
-    """Whether the third version's marker is there, with any suffix."""
-    return "<tool_sep" in template or any(
-        re.fullmatch(r"<tool_sep(?::[^<>]+)?>", token) for token in control_tokens
-    )
-
-
-HUNYUAN_OPEN_SOURCE = _hunyuan("hunyuan-opensource", suffix=":opensource", recognises=_is_open_source)
-HUNYUAN = _hunyuan("hunyuan", "hy3", "hy4", suffix="", recognises=_is_hunyuan)
+# With any suffix. Other families' templates have `<tool_sep>` too, for something else.
+_SEPARATOR = re.compile(r"<tool_sep\b")
+HUNYUAN_OPEN_SOURCE = _hunyuan(
+    "hunyuan-opensource",
+    suffix=":opensource",
+    sign=own(re.compile(r"<tool_calls?\b"), _SEPARATOR, re.compile(":opensource")),
+)
+HUNYUAN = _hunyuan("hunyuan", "hy3", "hy4", suffix="", sign=own(re.compile(r"<tool_calls\b"), _SEPARATOR))
 HUNYUAN_A13B = family(
     "hunyuan-a13b",
-    recognises=in_template("<tool_calls>", "<answer>"),
+    signs=(call_format("<tool_calls>", "<answer>", in_template=True),),
     form=_HUNYUAN_FORM,
     calls=BlockCalls(
         BlockFormat(
@@ -174,7 +164,7 @@ HUNYUAN_A13B = family(
 )
 K2_HORIZON = family(
     "k2-horizon",
-    recognises=has(("<ifm|tool_calls>",), ("<ifm|think>",)),
+    signs=(own("<ifm|tool_calls>"), own("<ifm|think>")),
     form=BlockFormat(
         reasoning={f"<ifm|{word}>": f"</ifm|{word}>" for word in ("think", "think_fast", "think_faster")},
         sections=(CallSection(openers=("<ifm|tool_calls>",), closer="</ifm|tool_calls>"),),

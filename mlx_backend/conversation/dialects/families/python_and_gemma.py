@@ -10,13 +10,14 @@ from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.pythonic import PythonicCalls, TaggedCalls
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
-from mlx_backend.conversation.dialects.families.shared import REASONED, THINK_TAGS, family, has, leaked_calls
+from mlx_backend.conversation.dialects.families.shared import REASONED, THINK_TAGS, family, leaked_calls
+from mlx_backend.conversation.dialects.signs import call_format, layout, own
 from mlx_backend.conversation.dialects.tool_prompts import python_tool_prompt
 
 GEMMA_4 = family(
     "gemma4",
     "gemma-4",
-    recognises=has(("<|tool_call>",), ("<|channel>",)),
+    signs=(own("<|tool_call>"), own("<|channel>")),
     form=BlockFormat(
         reasoning={"<|channel>thought": "<channel|>"},
         is_anywhere=True,
@@ -33,7 +34,7 @@ GEMMA_4 = family(
 )
 FUNCTION_GEMMA = family(
     "functiongemma",
-    recognises=has(("<start_function_call>",)),
+    signs=(own("<start_function_call>"),),
     form=BlockFormat(
         sections=(
             CallSection(
@@ -51,7 +52,7 @@ FUNCTION_GEMMA = family(
 LFM2 = family(
     "lfm2",
     "lfm2.5",
-    recognises=has(("<|tool_call_start|>",)),
+    signs=(own("<|tool_call_start|>"),),
     form=BlockFormat(
         reasoning=THINK_TAGS,
         sections=(
@@ -64,7 +65,7 @@ LFM2 = family(
 OLMO = family(
     "olmo",
     "olmo-3",
-    recognises=has(("<function_calls>",)),
+    signs=(own("<function_calls>"),),
     form=BlockFormat(
         reasoning=THINK_TAGS,
         sections=(
@@ -79,7 +80,7 @@ OLMO = family(
 GEMMA_3 = family(
     "gemma3-tool_code",
     *("gemma3", "gemma-3", "gemma3n"),
-    recognises=has(("<start_of_turn>",)),
+    signs=(layout("<start_of_turn>"),),
     form=BlockFormat(
         sections=(
             CallSection(
@@ -98,7 +99,11 @@ _PYTHON_HEAD = re.compile(r"\s*(?:\[\s*(?:[A-Za-z_][\w.-]{0,128}\s*(?:\(.*)?)?)?
 LLAMA_PYTHONIC = family(
     "llama-pythonic",
     *("llama4", "llama-4", "pythonic"),
-    recognises=has(("<|header_start|>",), ("<|python_start|>",), ("<|start_header_id|>", "[func_name1(")),
+    signs=(
+        own("<|python_start|>"),
+        call_format("<|start_header_id|>", "[func_name1("),
+        layout("<|header_start|>"),
+    ),
     form=BlockFormat(
         sections=(
             CallSection(openers=("<|python_start|>",), closer="<|python_end|>", syntax=PythonicCalls()),
@@ -125,7 +130,7 @@ _LLAMA_OBJECTS = JsonObjects(arguments_key="parameters", around=("", ""), stream
 LLAMA_3 = family(
     "llama3-json",
     *("llama3", "llama-3", "llama-3.1", "llama-3.3"),
-    recognises=has(("<|start_header_id|>",), ("<|python_tag|>",)),
+    signs=(layout("<|start_header_id|>"), layout("<|python_tag|>")),
     form=BlockFormat(
         blocks=(
             CallBlock(syntax=_LLAMA_OBJECTS, head=_JSON_HEAD, is_anywhere=True, span=JsonSpan),

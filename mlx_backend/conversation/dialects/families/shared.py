@@ -11,35 +11,14 @@ from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
-
     from mlx_backend.conversation.dialects.base import CallCodec, ToolPromptWriter
     from mlx_backend.conversation.dialects.block_format import BlockFormat
     from mlx_backend.conversation.dialects.calls.base import CallSyntax
+    from mlx_backend.conversation.dialects.signs import Sign
 
 
 THINK_TAGS = {"<think>": "</think>"}
 REASONED = "<think>\nI need the weather.\n</think>\n\n"
-
-
-def has(*alternatives: tuple[str, ...]) -> Callable[[str, Set[str]], bool]:
-    """Recognise a family by texts that all stand in its template or are control tokens; by any of these sets."""
-
-    def recognises(template: str, control_tokens: Set[str]) -> bool:
-        return any(
-            all(text in template or text in control_tokens for text in texts) for texts in alternatives
-        )
-
-    return recognises
-
-
-def in_template(*texts: str, without: str = "") -> Callable[[str, Set[str]], bool]:
-    """Recognise a form of a family by texts that stand in its template, and one that does not; not by tokens."""
-
-    def recognises(template: str, control_tokens: Set[str]) -> bool:
-        return all(text in template for text in texts) and not (without and without in template)
-
-    return recognises
 
 
 BY_TEMPLATE = HistoryPolicy()
@@ -56,7 +35,7 @@ def tool_call(own: CallSyntax) -> CallSection:
 def family(
     name: str,
     *aliases: str,
-    recognises: Callable[[str, Set[str]], bool],
+    signs: tuple[Sign, ...],
     form: BlockFormat,
     example: str,
     calls: CallCodec | None = None,
@@ -70,7 +49,7 @@ def family(
     return Dialect(
         name=name,
         aliases=aliases,
-        recognises=recognises,
+        signs=signs,
         reader=partial(BlockReader, form=form),
         continuation=form.continuation,
         opens_in=form.opens_in,

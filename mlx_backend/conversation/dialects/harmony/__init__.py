@@ -34,10 +34,11 @@ from mlx_backend.conversation.dialects.harmony.header import (
     parse_header,
 )
 from mlx_backend.conversation.dialects.harmony.reader import HarmonyReader
+from mlx_backend.conversation.dialects.signs import own
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Mapping
 
 _NOT_IN_NAMES = re.compile(r"[^\w-]+")
 _MAX_NAME = 64
@@ -70,12 +71,6 @@ _OPENED_BODY = re.compile(
     r"<\|channel\|>((?:[^<]|<\|constrain\|>)*)<\|message\|>(?:(?!<\|(?:end|call|return|start)\|>).)*\Z",
     re.DOTALL,
 )
-
-
-def recognises(template: str, control_tokens: Set[str]) -> bool:
-    """Whether both markers of a header are control tokens, or stand in the template."""
-    markers = {CHANNEL, MESSAGE}
-    return markers <= control_tokens or all(marker in template for marker in markers)
 
 
 def opens_in(prompt_tail: str) -> Channel | None:
@@ -133,7 +128,7 @@ HARMONY_CALLS = HarmonyCalls()
 HARMONY = Dialect(
     name="harmony",
     aliases=("gpt-oss",),
-    recognises=recognises,
+    signs=(own(CHANNEL, MESSAGE),),
     reader=HarmonyReader,
     continuation=continuation,
     opens_in=opens_in,
