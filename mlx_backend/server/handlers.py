@@ -1,31 +1,24 @@
-"""From a request to a response, for each kind of protocol in api/base.py. Knows HTTP; knows no API's shape.
-
-A body may be no longer than allowed, and images have a limit of their own: a long text in JSON takes little more memory
-than its bytes, and an image is one; many small values take a hundred times theirs.
-"""
+"""From a request to a response, for each kind of protocol in api/base.py. Knows HTTP; knows no API's shape."""
 
 from __future__ import annotations
 
-import re
 import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
 from typing import TYPE_CHECKING, Protocol
 
 from werkzeug import Response
-from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
 from mlx_backend.api import json_text
 from mlx_backend.api.base import Described, Errors
-from mlx_backend.api.errors import ApiError
 from mlx_backend.server.errors import CLIENT_CLOSED_REQUEST, as_api_error
 from mlx_backend.server.reply_response import (
     ReplyLog,
     ReplyResponder,
     header_safe,
 )
+from mlx_backend.server.request_body import read_body
 from mlx_backend.server.request_log import LEFT
 from mlx_backend.server.wsgi_server import ON_DISCONNECT
 
@@ -42,6 +35,7 @@ if TYPE_CHECKING:
         ReplyProtocol,
         ResourceProtocol,
     )
+    from mlx_backend.api.errors import ApiError
     from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.registry.base import Lease, ModelRegistry
     from mlx_backend.server.auth import Client
@@ -50,12 +44,6 @@ if TYPE_CHECKING:
     from mlx_backend.server.preparations import Preparations
     from mlx_backend.server.request_log import RequestRecord
     from mlx_backend.settings import Settings
-
-
-_IMAGE = re.compile(rb'"data:image\\?/[^"]*"')  # PHP's encoder puts a backslash before a slash
-_REMEDY = (
-    "Images count in every message, also in earlier ones: send smaller ones, or begin a new conversation."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,47 +224,3 @@ def _with_ignored(response: Response, ignored: Sequence[str]) -> Response:
 def _on_disconnect(request: Request) -> OnDisconnect:
     on_disconnect: OnDisconnect | None = request.environ.get(ON_DISCONNECT)
     return on_disconnect or (lambda _callback: nullcontext())
-
-
-def read_body(request: Request, max_bytes: int, max_images_bytes: int) -> bytes:
-    """Return the body. Raises ApiError: 413 if it is larger than allowed, 400 if less is there than its length.
-
-    It may have `max_bytes` in addition to images in data URIs, and these may take `max_images_bytes`.
-    """
-    request.max_content_length = max_bytes + max_images_bytes
-    try:
-        body = request.get_data(cache=False)
-    except RequestEntityTooLarge:
-        raise ApiError(
-            413,
-            f"The request is larger than {_words(max_bytes + max_images_bytes)}, which is this server's limit "
-            f"(--max-body-mb for texts, and --max-images-mb for images). {_REMEDY}",
-        ) from None
-    except ClientDisconnected:
-        raise ApiError(
-            400, f"The body ended before its {request.content_length} bytes had arrived."
-        ) from None
-    if len(body) > max_bytes:
-        _check_size(body, max_bytes, max_images_bytes)
-    return body
-
-
-def _check_size(body: bytes, max_bytes: int, max_images_bytes: int) -> None:
-    images = sum(match.end() - match.start() for match in _IMAGE.finditer(body))
-    if len(body) - images > max_bytes:
-        raise ApiError(
-            413,
-            f"The request is larger than {_words(max_bytes)} without its images, which is this server's limit "
-            "(--max-body-mb). Send shorter texts.",
-        )
-    if images > max_images_bytes:
-        raise ApiError(
-            413,
-            f"The request is larger than allowed: its images take {_words(images)}, and this server's limit is "
-            f"{_words(max_images_bytes)} (--max-images-mb). {_REMEDY}",
-        )
-
-
-def _words(nbytes: int) -> str:
-    # Rounded up: what is too much is not said to be the limit itself.
-    return f"{ceil(10 * nbytes / (1 << 20)) / 10:g} MB" if nbytes >= 1 << 20 else f"{nbytes} bytes"

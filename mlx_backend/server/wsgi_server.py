@@ -6,6 +6,7 @@ arrived. So a client that sends slowly costs a socket. Added to that here:
     times for a request's head and body, and the rate of a body; how slowly an answer may be read
     connections altogether and of one address; the bytes received and not yet answered
     `environ[ON_DISCONNECT]`, with which an application hears at once that its client has disconnected
+    `environ[HOLD_BODY]`, with which it counts what it makes of a body that is compressed
     errors of HTTP itself with the application's error body
     a stop that gives running requests a moment and then ends them
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ON_DISCONNECT = "mlx_backend.on_disconnect"
+HOLD_BODY = "mlx_backend.hold_body"
+TOO_MANY_BODIES = "Too many large requests are arriving at once; try again later."
 SPARE_THREADS = 64
 """Threads in addition to one for each request that an engine may hold.
 
@@ -140,6 +143,7 @@ class _Request(HTTPRequestParser):
         """When its first byte came; of its body, once the head is there."""
         self._server = server
         self._network = network
+        self._guard = threading.Lock()
         self._held = 0
         self._is_over = False
         self.is_cut = False
@@ -179,7 +183,7 @@ class _Request(HTTPRequestParser):
             if self.body_bytes_received - body > _FREE_FRAMING + body // _FRAMING_SHARE:
                 self.refuse(400, "The body comes in too many chunks; send larger ones.")
         if self._hold(self.body_bytes_received) and not self.completed:
-            self.refuse(503, "Too many large requests are arriving at once; try again later.")
+            self.refuse(503, TOO_MANY_BODIES)
 
     def refuse(self, status: int, message: str) -> None:
         """Have it answered with an error, and receive no more of it."""
@@ -200,14 +204,18 @@ class _Request(HTTPRequestParser):
 
     def forget(self) -> None:
         """Count its body no longer."""
-        self._hold(0)
-        self._is_over = True
+        self._hold(0, is_last=True)
 
-    def _hold(self, count: int) -> bool:
+    def hold_more(self, count: int) -> bool:
+        """Hold this many bytes in addition to what was received; return whether that is too much."""
+        return self._hold(self.body_bytes_received + count)
+
+    def _hold(self, count: int, *, is_last: bool = False) -> bool:
         """Count the bytes of the body that are held now; return whether that is too much."""
-        if self._is_over:
-            return False
-        more, self._held = count - self._held, count
+        with self._guard:  # a worker counts what the body becomes, and the loop may forget it
+            if self._is_over:
+                return False
+            more, self._held, self._is_over = count - self._held, count, is_last
         return self._server.hold(self._network, more)
 
 
@@ -216,6 +224,7 @@ class _Task(WSGITask):
         """Return what the application gets of the request."""
         environ = super().get_environment()
         environ[ON_DISCONNECT] = self.channel.watching
+        environ[HOLD_BODY] = self.request.hold_more
         return environ
 
     def set_close_on_finish(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import ipaddress
 import json
 import os
@@ -362,6 +363,17 @@ def test_bodies_that_are_too_much_together_are_refused(stack: ExitStack) -> None
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_compressed_bodies_are_counted_as_what_they_become(stack: ExitStack) -> None:
+    started = start(stack, settings={"max_body_bytes": 1 << 20}, max_held_bytes=1 << 20)
+    bodies = [gzip.compress(BODY[:-1] + b" " * size + b"}") for size in (300_000, 900_000)]
+    head = CHAT + b"Content-Encoding: gzip\r\n"
+    allowed, too_much = (head + b"Content-Length: %d\r\n\r\n" % len(body) + body for body in bodies)
+    connection = started.connect()
+    for body, status in [(allowed, 200), (allowed, 200), (too_much, 503)]:  # each is let go before the next
+        connection.sendall(body)
+        assert answer(connection)[0] == status
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
