@@ -24,6 +24,10 @@ _MAX_REFERENCES = 16
 _MAX_LITERAL = 65_536
 """Characters of a Python literal: its parser is slow, and recursive."""
 _INTEGER = re.compile(r"[+-]?\d{1,4000}\Z")
+_BRACKETS = frozenset("{[(\"'#\\")
+"""What objects and lists begin with, in JSON and in Python."""
+_WORD = re.compile(r"[-+.\w]+")
+"""A number, or a word like `null`."""
 _TYPES: Mapping[type, str] = {
     type(None): "null",
     bool: "boolean",
@@ -63,6 +67,21 @@ def convert(text: str, schema: Any, root: Any = None, *, untyped: Untyped = "tex
     if "string" not in types and text.strip() in ("null", "None"):
         return None
     return text
+
+
+def is_text(beginning: str, schema: Any, root: Any, *, untyped: Untyped = "text") -> bool:
+    """Whether a value that begins so is its text, whatever follows. It may be one if this is not known yet."""
+    if _members(resolve(schema, root)):
+        return False
+    types = types_of(schema, root)
+    if types == {"string"}:
+        return True
+    word = beginning.strip()
+    if (types and "string" not in types) or not word:
+        return False
+    if word[0] in _BRACKETS and (types & {"array", "object"} or (not types and untyped == "json")):
+        return False
+    return _WORD.fullmatch(word) is None
 
 
 def types_of(schema: Any, root: Any) -> frozenset[str]:

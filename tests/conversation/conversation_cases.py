@@ -135,7 +135,7 @@ def _case(row: dict[str, Any], dialect: str) -> Case:
     calls = [(name, _unquoted(arguments)) for name, arguments in row.pop("calls", [])]
     finish = row.pop("finish", "stop")
     ids = row.pop("ids", [""] * len(calls))
-    cut_call = len(calls) - 1 if finish == "length" and not row.pop("whole_calls", False) else len(calls)
+    cut_call = len(calls) - 1 if finish != "tool_calls" and not row.pop("whole_calls", False) else len(calls)
     case = Case(
         name=number + row.pop("name"),
         dialect=dialect,

@@ -11,7 +11,7 @@ import pytest
 from conversation_cases import OFFERED, PLAIN_TOKEN, cut, load_families, pieces
 
 from mlx_backend.conversation.dialects import DIALECTS
-from mlx_backend.conversation.events import Channel, ReasoningDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+from mlx_backend.conversation.events import Channel, ToolCallDelta, ToolCallEnd, ToolCallStart
 from mlx_backend.conversation.parser import ChannelParser, fold, parse_text
 from mlx_backend.conversation.tools import ToolSet
 
@@ -126,18 +126,25 @@ def test_arguments_of_json_come_while_they_are_written(dialect: str) -> None:
     assert rest[:2] == [ToolCallDelta(0, "}"), ToolCallEnd(0)]
 
 
-@pytest.mark.parametrize("dialect", ["qwen-xml", "minimax-m2", "glm"])
-def test_other_arguments_come_when_their_call_is_closed(dialect: str) -> None:
-    example = DIALECTS[dialect].example
+STREAMED = ["qwen-xml", "minimax-m2", "minimax-m3", "dsml", "glm", "kimi-k3", "gemma4", "functiongemma"]
+
+
+@pytest.mark.parametrize("name", STREAMED)
+@pytest.mark.parametrize("unit", ["a line, and 'quotes' too.\n", 'if a < b: "x" \\ {y}\n', "</b> 日本語\t"])
+def test_a_text_in_another_notation_comes_while_it_is_written(name: str, unit: str) -> None:
+    dialect, value = DIALECTS[name], unit * 40 + "end"
+    assert dialect.calls is not None
+    text = "".join(piece.text for piece in dialect.calls.encode("search", {"query": value, "limit": 5}))
+    begins = text.index(unit)
     parser = ChannelParser(dialect, tools=OFFERED)
-    closer = {"qwen-xml": "</function>", "minimax-m2": "</invoke>", "glm": "</tool_call>"}[dialect]
-    before, _, _ = example.partition(closer)
-    assert not [event for event in parser.feed(before) if not isinstance(event, ReasoningDelta)]
-    assert parser.feed(closer) == [
-        ToolCallStart(0, "get_weather"),
-        ToolCallDelta(0, '{"city": "Paris", "days": 3}'),
-        ToolCallEnd(0),
-    ]
+    events: list[Event] = []
+    for at, piece in enumerate(pieces(text, 3)):
+        events += parser.feed(piece)
+        written = min(max(0, (at + 1) * 3 - begins), len(value))
+        out = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
+        assert len(out) >= written - len("</parameter") or written < 8
+    message = fold([*events, *parser.close()])
+    assert [json.loads(call.arguments) for call in message.tool_calls] == [{"query": value, "limit": 5}]
 
 
 def test_text_behind_an_opener_is_held_only_as_long_as_it_may_begin_a_call() -> None:

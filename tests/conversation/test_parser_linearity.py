@@ -22,7 +22,7 @@ from mlx_backend.conversation.parser import ChannelParser, fold, parse_text
 from mlx_backend.conversation.scanner import MarkerSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.dialects.base import CallCodec
@@ -137,7 +137,7 @@ def test_a_call_that_ends_with_the_next_ones_opener_is_decoded_once(
     decoded: list[str] = []
     original = XmlCalls.decode
 
-    def decode(syntax: XmlCalls, body: str, tools: ToolSet) -> list[DecodedCall]:
+    def decode(syntax: XmlCalls, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
         decoded.append(body)
         return original(syntax, body, tools)
 

@@ -50,6 +50,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.base import END_MARKERS, Reader
 from mlx_backend.conversation.dialects.block_format import CallBlock, CallsInReasoning
+from mlx_backend.conversation.dialects.calls.base import CallName
 from mlx_backend.conversation.dialects.calls.json_object import is_end_of_object
 from mlx_backend.conversation.dialects.open_call import (
     BLANKS,
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from mlx_backend.conversation.dialects.block_format import BlockFormat, CallSection
-    from mlx_backend.conversation.dialects.calls.base import DecodedCall, StreamedCall
+    from mlx_backend.conversation.dialects.calls.base import CallPiece, DecodedCall, StreamedCall
     from mlx_backend.conversation.events import EndedBy
     from mlx_backend.conversation.tools import ToolSet
 
@@ -523,10 +524,37 @@ class BlockReader(Reader):
                 return written[begun.arguments_at :]
         end = call.end(text)
         if end < 0:
+            self._put_out_pieces(call, call.read(text))
             return ""
         call.text.drop_end(len(text) - end)
+        self._put_out_pieces(call, call.read(text[:end]))
         self._end_call(call, "")
         return text[end:]
+
+    def _put_out_pieces(self, call: OpenCall, pieces: Sequence[CallPiece]) -> None:
+        """Put out what was read of a call in another notation than JSON."""
+        self.delta = call.delta
+        for piece in pieces:
+            match piece:
+                case CallName(written):
+                    name = call.accepted(written)
+                    if name is None and not call.is_begun:
+                        call.is_read_whole = True
+                        break
+                    if not call.is_begun:
+                        call.is_begun = True
+                        self._commit(call)
+                        closers = self._format.reasoning.values()
+                        self._expect(
+                            _BlockState.CALL, self._expected.difference(closers), watched=call.special
+                        )
+                    self._open_call(name or self._tools.offered_name(written))
+                    call.delta = self.delta
+                case None:
+                    self._close_call(complete=True)
+                case _:
+                    self._emit(piece)
+        self.delta = call.plain_delta() if self._in_call else None
 
     def _take_in_call(self, call: OpenCall, marker: str, length: int) -> bool:
         """Take a marker within a call. Return whether it means something there."""
@@ -564,6 +592,11 @@ class BlockReader(Reader):
         """Put a call out, or show what was written if it cannot be decoded."""
         if self._state is not _BlockState.CALL:
             self._end_arguments(call)
+        elif call.is_begun:
+            self._put_out_pieces(call, call.finish())
+            if self._in_call:
+                self._close_call(complete=False)
+            self._after_call()
         elif calls := call.accepted_calls(str(call.text)):
             self._commit(call)
             self._put_out_calls(calls)
@@ -640,7 +673,7 @@ class BlockReader(Reader):
                 self._put_out_cut_call(call)
         elif call.has_doubted and (is_stop or call.ends_with_doubted()):
             self._close_after(self._end_at_doubted(call), ended_by)
-        elif is_stop:
+        elif is_stop and not call.is_begun:
             self._give_up()  # it ends within a value: what is there may not be all of it
         else:
             self._put_out_cut_call(call)
@@ -652,7 +685,13 @@ class BlockReader(Reader):
         self.close(ended_by)
 
     def _put_out_cut_call(self, call: OpenCall) -> None:
-        if calls := call.accepted_calls(str(call.text)):
+        if call.is_begun:
+            if self._in_call:
+                self._close_call(complete=False)
+        elif call.begun_name and (name := call.accepted(call.begun_name)):
+            self._open_call(name)
+            self._close_call(complete=False)
+        elif calls := call.accepted_calls(str(call.text)):
             self._put_out_calls(calls, is_cut=True)
         elif self._section is None and not call.block.opener:
             self._give_up()

@@ -16,12 +16,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.calls.base import JsonSpan, first_wrong
+from mlx_backend.conversation.dialects.calls.stream import MAX_UNDECIDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mlx_backend.conversation.dialects.block_format import CallBlock
-    from mlx_backend.conversation.dialects.calls.base import CallArguments, DecodedCall, StreamedCall
+    from mlx_backend.conversation.dialects.calls.base import (
+        CallArguments,
+        CallPiece,
+        CallReader,
+        DecodedCall,
+        StreamedCall,
+    )
     from mlx_backend.conversation.events import Event
     from mlx_backend.conversation.tools import ToolSet
 
@@ -38,8 +45,8 @@ class OpenCall:
     """One call while it is read: its text so far, and the closers in it that may be part of a value."""
 
     __slots__ = (
-        *("_decoded", "_doubted", "_has_begun", "_span", "_tools", "arguments", "block", "delta", "doubts"),
-        *("must_be_offered", "text"),
+        *("_decoded", "_doubted", "_has_begun", "_span", "_stream", "_tools", "arguments", "block", "delta"),
+        *("doubts", "is_begun", "is_read_whole", "must_be_offered", "text"),
     )
 
     def __init__(self, block: CallBlock, tools: ToolSet, *, must_be_offered: bool) -> None:
@@ -49,6 +56,9 @@ class OpenCall:
         self.arguments: CallArguments = JsonArguments()  # used once they have begun
         self.delta: Callable[[str], Event] | None = None  # of the arguments
         self.doubts = 0  # markers so far that may be part of a value
+        self.is_begun = False  # a call of this text was put out, though it may go on
+        self.is_read_whole = False  # no part of it is put out before its end
+        self._stream: CallReader | None = None
         self._tools = tools
         self._doubted: _Doubted | None = None
         self._span = block.span() if block.span is not None else None
@@ -83,6 +93,49 @@ class OpenCall:
     def is_open(self) -> bool:
         """Whether the text so far ends within a value."""
         return self.block.syntax.is_open(str(self.text))
+
+    # calls in other notations than JSON, while they are written
+
+    def read(self, text: str) -> list[CallPiece]:
+        """Return what is to be put out now that this piece was added to the text."""
+        if self.is_read_whole or self._doubted is not None:
+            return []
+        if self._stream is None:
+            text = str(self.text)
+            self._stream = self.block.syntax.stream(text, self._tools)
+            if self._stream is None:
+                self.is_read_whole = len(text) > MAX_UNDECIDED
+                return []
+        return self._stream.feed(text)
+
+    @property
+    def begun_name(self) -> str:
+        """The name of the call that has begun, if it is known and none was put out."""
+        return "" if self._stream is None or self.is_begun else self._stream.name
+
+    def finish(self) -> list[CallPiece]:
+        """Return what is still to be put out at the end of the text."""
+        if self._stream is None:
+            return []
+        after = "" if self._doubted is None else str(self.text)[self._doubted.start :]
+        return [*self._stream.feed(after), *self._stream.finish()]
+
+    def plain_delta(self) -> Callable[[str], Event] | None:
+        """Return what makes an event of the next piece, if it needs no reading (see `special`)."""
+        make, stream, append = self.delta, self._stream, self.text.append
+        if make is None or stream is None or stream.text or not stream.is_plain or self._doubted is not None:
+            return None
+
+        def delta(text: str) -> Event:
+            append(text)
+            return make(text)
+
+        return delta
+
+    @property
+    def special(self) -> str:
+        """Characters of which a piece without any needs no reading."""
+        return "" if self._stream is None else self._stream.special
 
     # what it calls
 

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mlx_backend.conversation.dialects.base import Piece
-    from mlx_backend.conversation.dialects.calls.base import DecodedCall, StreamedCall
+    from mlx_backend.conversation.dialects.calls.base import CallReader, DecodedCall, StreamedCall
     from mlx_backend.conversation.tools import ToolSet
 
 _FENCE = r"```(?:json)?\s*"
 _FENCED = re.compile(rf"\A\s*{_FENCE}(?=[{{\[])")
+_BEGUN = re.compile(r"<[a-z|_]{0,16}")
+"""What may become the first tag."""
 _PAIRS = re.compile(r"<(?:longcat_|ifm\|)?arg_key|<tool_sep")
 
 
@@ -58,6 +60,11 @@ class AnySyntax(CallSyntax):
     def is_whole(self, body: str) -> bool:
         """Whether a body may end here."""
         return self._syntax_of(body).is_whole(body)
+
+    def stream(self, body: str, tools: ToolSet) -> CallReader | None:
+        """Return what reads tags or pairs."""
+        syntax = self._syntax_of(body)
+        return None if _BEGUN.fullmatch(body.lstrip()) else syntax.stream(body, tools)
 
     def decode(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
         """Return the calls. A name alone is a call if there is such a tool."""

@@ -84,6 +84,37 @@ class StreamedCall:
     """Makes what reads them, from the schema of the tool's parameters. None: they are JSON."""
 
 
+@dataclass(frozen=True, slots=True)
+class CallName:
+    """A call begins."""
+
+    name: str
+
+
+type CallPiece = CallName | str | None
+"""The beginning of a call, a part of its arguments, or its end."""
+
+
+class CallReader(Protocol):
+    """Reads the calls in one body that comes in pieces."""
+
+    name: str
+    """Of the call that is being read, if it is known."""
+    text: str
+    """What has come and is not used yet."""
+    is_plain: bool
+    """Whether the next piece is part of an open text, if `text` is empty and it has no character of `special`."""
+    special: str
+
+    def feed(self, text: str) -> list[CallPiece]:
+        """Take a piece of the body; return what is to be put out now."""
+        ...
+
+    def finish(self) -> list[CallPiece]:
+        """Return what is still to be put out at the end of the body. A call that has no end then is not complete."""
+        ...
+
+
 class CallSyntax(ABC):
     """How calls are written between the markers that open and close a block."""
 
@@ -113,6 +144,10 @@ class CallSyntax(ABC):
 
     def begin(self, body: str) -> StreamedCall | None:
         """Find where arguments begin that can be put out while they are written."""
+        return None
+
+    def stream(self, body: str, tools: ToolSet) -> CallReader | None:
+        """Return what reads a body that begins so, if that is in pieces; None if it is not known yet, or is not."""
         return None
 
     def first_name(self, body: str) -> tuple[str, int] | None:

@@ -11,14 +11,23 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.argument_values import convert, property_schema, resolve, types_of
+from mlx_backend.conversation.argument_values import (
+    convert,
+    property_names,
+    property_schema,
+    resolve,
+    types_of,
+)
 from mlx_backend.conversation.dialects.base import Piece
-from mlx_backend.conversation.dialects.calls.base import CallSyntax, DecodedCall, to_json
+from mlx_backend.conversation.dialects.calls.base import to_json
+from mlx_backend.conversation.dialects.calls.stream import ESCAPED, CallStream, OpenValue, StreamedSyntax
 from mlx_backend.conversation.json_values import MAX_DEPTH
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from mlx_backend.conversation.dialects.calls.base import DecodedCall
+    from mlx_backend.conversation.dialects.calls.stream import Reading
     from mlx_backend.conversation.tools import ToolSet
 
 NAMESPACE = "]<]minimax[>["
@@ -31,13 +40,16 @@ _TAG = re.compile(
     r"\]<\]minimax\[>\[\s{0,8}<(?P<close>/?)(?P<name>[^\s<>/=]{1,256})"
     r"(?:\s+name\s*=\s*(?P<quote>[\"']?)(?P<value>[^<>\"']{0,256})(?P=quote))?\s?>"
 )
+# What may become one.
+_BEGUN = re.compile(r"\](?:<(?:\](?:[a-z]{0,7}|minimax\[(?:>(?:\[\s{0,8}(?:<[^<>]{0,600})?)?)?)?)?)?\Z")
 
 _LITERALS = {"true": True, "false": False, "null": None}
 
 type _Element = str | list[tuple[str, _Element]]
+type _Stack = list[tuple[str, list[str], list[tuple[str, _Element]]]]
 
 
-class ElementCalls(CallSyntax):
+class ElementCalls(StreamedSyntax):
     """A call's parameters are elements with their names."""
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
@@ -51,50 +63,96 @@ class ElementCalls(CallSyntax):
         tag = _TAG.match(body, last) if last >= 0 else None
         return tag is None or not (tag["close"] or tag["name"] == "invoke")
 
-    def decode(self, body: str, tools: ToolSet) -> list[DecodedCall]:
-        """Return the calls, with the values that their schemas say."""
-        calls: list[DecodedCall] = []
-        name = ""
+    def stream(self, body: str, tools: ToolSet) -> CallStream | None:
+        """Return what reads elements."""
+        return _ElementStream(tools)
+
+    def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
+        """Return nothing: there is no other notation."""
+        return ()
+
+
+class _ElementStream(CallStream):
+    """Reads elements. One that is written several times in a row is a list, so it waits for the next one's name."""
+
+    tag, begun_tag = _TAG, _BEGUN
+    special = f"{ESCAPED}]"
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self, tools: ToolSet) -> None:
+        super().__init__(tools)
+        self._waiting: list[tuple[str, _Element]] = []  # of one name
+
+    def read(self) -> Reading:
+        """Read calls."""
+        while tag := (yield from self.next_tag()):
+            if tag["name"] == "invoke":
+                self._put_waiting()
+                self.end_call()
+                if not tag["close"] and (name := (tag["value"] or "").strip()):
+                    self.begin_call(name)
+            elif self.name and not tag["close"] and tag["name"] != "tool_call":
+                yield from self._read_element(tag["name"])
+        self._put_waiting()
+        self.end_call()
+
+    def _read_element(self, key: str) -> Reading:
+        if self._waiting and self._waiting[0][0] != key:
+            self._put_waiting()
+        types = types_of(property_schema(self.parameters, key), self.parameters)
+        value = OpenValue(self, key, untyped="text", may_be_text=bool(types) and "array" not in types)
         # The elements that are open: name, text so far, children.
-        stack: list[tuple[str, list[str], list[tuple[str, _Element]]]] = []
-        at = 0
-        for tag in [*_TAG.finditer(body), None]:
-            start, element = (tag.start(), tag["name"]) if tag else (len(body), "invoke")
-            closes = tag is None or bool(tag["close"])
-            if stack:
-                stack[-1][1].append(body[at:start])
-            at = tag.end() if tag else start
-            if element == "invoke" and (closes or (tag and tag["value"] is not None)):
-                while len(stack) > 1:
-                    _close(stack)
-                if name:
-                    calls.append(DecodedCall(name, to_json(_arguments(name, stack[0][2], tools))))
-                name = tag["value"].strip() if tag and not closes else ""
-                stack = [("", [], [])] if name else []
-            elif not stack or element == "tool_call":
+        stack: _Stack = [("", [], []), (key, [], [])]
+        while len(stack) > 1:
+            tag = yield from self.next_tag(
+                value.add if value.is_begun or len(stack) == 2 else stack[-1][1].append
+            )
+            element = tag["name"] if tag else "invoke"
+            if tag and value.is_begun and not tag["close"] and element not in RESERVED_NAMES:
+                if element in property_names(self.parameters):  # a closing tag is missing
+                    self.text = tag[0] + self.text
+                    break
+                value.add(tag[0])
+            elif element == "invoke":
+                self.text = (tag[0] if tag else "") + self.text
+                break
+            elif tag is None or element == "tool_call":
                 continue
-            elif not closes:
+            elif not tag["close"]:
                 if len(stack) > MAX_DEPTH:
-                    return []
+                    self.name = ""  # no call
+                    break
+                if len(stack) == 2:
+                    stack[1][1].append(value.taken())
                 stack.append((element, [], []))
             elif any(element == opened for opened, _, _ in stack[1:]):
-                while stack[-1][0] != element:
+                while len(stack) > 2 and stack[-1][0] != element:
                     _close(stack)
+                if len(stack) == 2:
+                    break
                 _close(stack)
-        return calls
+        text = value.end()
+        if text is None:
+            return
+        stack[1][1].append(text)
+        while len(stack) > 1:
+            _close(stack)
+        self._waiting += stack[0][2]
+
+    def _put_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if self.name:
+            for key, value in _object(waiting, self.parameters, self.parameters).items():
+                self.put(key, value)
 
 
-def _close(stack: list[tuple[str, list[str], list[tuple[str, _Element]]]]) -> None:
+def _close(stack: _Stack) -> None:
     name, texts, children = stack.pop()
     text = "".join(texts)
     if children and text.strip():
         children.append(("$text", text))
     stack[-1][2].append((name, children or text))
-
-
-def _arguments(name: str, elements: list[tuple[str, _Element]], tools: ToolSet) -> dict[str, Any]:
-    parameters = tools.parameters(tools.offered_name(name))
-    return _object(elements, parameters, parameters)
 
 
 def _object(elements: list[tuple[str, _Element]], schema: Any, root: Any) -> dict[str, Any]:

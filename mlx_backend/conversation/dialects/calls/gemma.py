@@ -7,29 +7,50 @@ write JSON's quotation marks there; both are read.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.argument_values import convert, is_json_type, property_schema, types_of
+from mlx_backend.conversation.argument_values import (
+    convert,
+    is_json_type,
+    parse_json,
+    property_names,
+    property_schema,
+    resolve,
+    types_of,
+)
 from mlx_backend.conversation.dialects.base import Piece
-from mlx_backend.conversation.dialects.calls.base import CallSyntax, DecodedCall, to_json
+from mlx_backend.conversation.dialects.calls.base import to_json
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
+from mlx_backend.conversation.dialects.calls.stream import CallStream, StreamedSyntax
 from mlx_backend.conversation.json_values import MAX_DEPTH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
+    from mlx_backend.conversation.dialects.calls.base import DecodedCall
+    from mlx_backend.conversation.dialects.calls.stream import Reading
     from mlx_backend.conversation.tools import ToolSet
 
 _CALL = re.compile(r"\s*(?:call:\s*)?([\w.:/-]{1,256})\s*(?=\{)")
-_BLANKS = re.compile(r"[\s,]*")
-_KEY = re.compile(r"\s*([^:{}\[\]<>\",]{1,256}?)\s*:")
-_QUOTED_KEY = re.compile(r'\s*"((?:[^"\\]|\\.)*)"\s*:')
-_BARE = re.compile(r"[^,{}\[\]<]*")
-_JSON_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_CALL_BEGUN = re.compile(r"\s*(?:call:\s*)?[\w.:/-]{0,256}\s*")
+_NEXT_CALL = re.compile(r",?\s*call:\s*[\w.:/-]{1,256}\s*\{")
+_NEXT_CALL_BEGUN = re.compile(r",?\s*(?:c(?:a(?:l(?:l(?::\s*[\w.:/-]{0,256}\s*)?)?)?)?)?")
+_BLANKS, _SEPARATORS = re.compile(r"\s*"), re.compile(r"[\s,]*")
+_KEY = re.compile(
+    r"""\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^:{}\[\]<>",'\s][^:{}\[\]<>",]{0,255}?))\s*:"""
+)
+_KEY_BEGUN = re.compile(r"""\s*(?:"[^"]*"?|'[^']*'?|[^:{}\[\]<>",]{0,256})\s*""")
+_IDENTIFIER = re.compile(r"[^\W\d][\w-]*")
+_BRACKETS = re.compile(r"[,{}\[\]]")
+_MARKS = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
+_UNESCAPED = re.compile(r'((?<!\\)(?:\\\\)*)"')
+_MAX_AHEAD = 600
+"""Characters that are looked at to tell whether a value ends."""
 _OBJECTS = JsonObjects()
 
 
-class GemmaCalls(CallSyntax):
+class GemmaCalls(StreamedSyntax):
     """`delimiter` stands at both ends of a text."""
 
     def __init__(self, delimiter: str) -> None:
@@ -44,29 +65,13 @@ class GemmaCalls(CallSyntax):
         """Whether the last bracket is open."""
         return not body.rstrip().endswith(("}", "]"))
 
-    def decode(self, body: str, tools: ToolSet) -> list[DecodedCall]:
-        """Return the calls. A value without delimiters that is no JSON is a text."""
-        calls: list[DecodedCall] = []
-        at = 0
-        while match := _CALL.match(body, at):
-            reader = _Reader(body, match.end(), self.delimiter)
-            try:
-                value = reader.value(0)
-            except _TooDeep:
-                return []
-            name = match[1]
-            parameters = tools.parameters(tools.offered_name(name))
-            typed = {
-                key: _fitted(item, property_schema(parameters, key), parameters)
-                for key, item in (value if isinstance(value, dict) else {}).items()
-            }
-            calls.append(DecodedCall(name, to_json(typed)))
-            at = reader.at
-            separator = _BLANKS.match(body, at)
-            at = separator.end() if separator else at
-        if not calls and body.lstrip()[:1] in ("{", "["):
-            return _OBJECTS.decode(body, tools)
-        return calls
+    def stream(self, body: str, tools: ToolSet) -> CallStream | None:
+        """Return what reads calls in Gemma's notation."""
+        return _GemmaStream(tools, self.delimiter) if body.lstrip()[:1] not in ("", "{", "[") else None
+
+    def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
+        """Return the calls of JSON objects."""
+        return _OBJECTS.decode(body, tools) if body.lstrip()[:1] in ("{", "[") else ()
 
     def _encode(self, value: Any) -> Iterator[Piece]:
         match value:
@@ -91,109 +96,283 @@ class GemmaCalls(CallSyntax):
                 yield Piece(to_json(value))
 
 
-class _TooDeep(Exception):
-    pass
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a value stands: in an object or a list, how deep, and what its schema says."""
+
+    schema: Any
+    depth: int
+    names: Sequence[str] | None = None
+    """Keys that may follow it, if they are known."""
+    in_list: bool = False
+    key: str = ""
+    """The parameter, of which nothing was put out yet."""
 
 
-class _Bare(str):
-    """A value without delimiters."""
+class _GemmaStream(CallStream):
+    """Reads values one in the other. What is cut or broken ends where the text does.
 
+    A text without delimiters may hold anything: it ends before a comma and a key that the tool has, or at the bracket
+    that closes what it stands in.
+    """
 
-class _Reader:
-    """Reads a value; what is cut or broken ends where the text does."""
+    __slots__ = ("_delimiter",)
 
-    def __init__(self, text: str, at: int, delimiter: str) -> None:
-        self._text, self.at, self._delimiter = text, at, delimiter
+    def __init__(self, tools: ToolSet, delimiter: str) -> None:
+        super().__init__(tools)
+        self._delimiter = delimiter
 
-    def value(self, depth: int) -> Any:
-        if depth > MAX_DEPTH:
-            raise _TooDeep
-        text = self._text
-        while self.at < len(text) and text[self.at].isspace():
-            self.at += 1
-        if text.startswith(self._delimiter, self.at):
-            start = self.at + len(self._delimiter)
-            end = text.find(self._delimiter, start)
-            end = len(text) if end < 0 else end
-            self.at = min(end + len(self._delimiter), len(text))
-            return text[start:end]
-        if text[self.at : self.at + 1] == "{":
-            return self._object(depth)
-        if text[self.at : self.at + 1] == "[":
-            return self._list(depth)
-        if quoted := _JSON_TEXT.match(text, self.at):
-            self.at = quoted.end()
-            return _unescaped(quoted)
-        bare = _BARE.match(text, self.at)
-        end = bare.end() if bare else self.at
-        if end < len(text) and text[end] == "<":  # not a delimiter: part of a bare text
-            end = min((i for c in ",}]" if (i := text.find(c, end, end + 4096)) >= 0), default=len(text))
-        found, self.at = _Bare(text[self.at : end].strip()), end
-        return found
+    def read(self) -> Reading:
+        """Read calls."""
+        while True:
+            while not (begins := _CALL.match(self.text)):
+                if self.is_at_end or len(self.text) > _MAX_AHEAD or not _CALL_BEGUN.fullmatch(self.text):
+                    return
+                yield
+            self.text = self.text[begins.end() :]
+            self.begin_call(begins[1])
+            yield from self._object(_Place(self.parameters, 0))
+            self.end_call()
+            yield from self._skip(_SEPARATORS)
 
-    def _object(self, depth: int) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        self.at += 1
-        while (key := self._key()) is not None:
-            result[key] = _plain(self.value(depth + 1)) if depth else self.value(depth + 1)
-        return result
+    # values
 
-    def _key(self) -> str | None:
-        text = self._text
-        separator = _BLANKS.match(text, self.at)
-        self.at = separator.end() if separator else self.at
-        if self.at >= len(text) or text[self.at] in "}]":
-            self.at += 1
-            return None
-        if text.startswith(self._delimiter, self.at):
-            key = self.value(MAX_DEPTH)
-            colon = text.find(":", self.at)
-            self.at = len(text) if colon < 0 else colon + 1
-            return str(key)
-        if quoted := _QUOTED_KEY.match(text, self.at):
-            self.at = quoted.end()
-            return _unescaped(quoted)
-        if bare := _KEY.match(text, self.at):
-            self.at = bare.end()
-            return bare[1]
-        self.at = len(text)
+    def _value(self, place: _Place) -> Reading:
+        """Read a value and put it out."""
+        first = yield from self._skip(_BLANKS)
+        if first == self._delimiter[0] and (yield from self._has(self._delimiter)):
+            yield from self._delimited(place)
+        elif first in ("{", "[") and types_of(place.schema, self.parameters) != {"string"}:
+            if place.depth > MAX_DEPTH:
+                self.name = ""  # no call
+                return
+            self._open(place)
+            schema = resolve(place.schema, self.parameters)
+            inner = _Place(schema, place.depth + 1)
+            self.write(first)
+            yield from (self._object(inner) if first == "{" else self._list(inner))
+            self.write("}" if first == "{" else "]")
+        elif first in ('"', "'") and (text := (yield from self._quoted(place, first))) is not None:
+            self._put_value(place, text)
+        else:
+            text = yield from self._bare(place)
+            self._open(place)
+            self.write(to_json(convert(text, place.schema, self.parameters, untyped="json")))
+
+    def _object(self, place: _Place) -> Reading:
+        """Read keys and values up to the closing bracket."""
+        self.text = self.text[1:]
+        left = property_names(place.schema)
+        is_known = bool(left)
+        is_first = True
+        while (yield from self._skip(_SEPARATORS)) not in ("", "}", "]"):
+            key = yield from self._key()
+            if key is None:
+                break
+            left = [name for name in left if name != key]
+            schema = property_schema(place.schema, key)
+            if place.depth:
+                self.write(f"{'' if is_first else ', '}{to_json(key)}: ")
+                yield from self._value(_Place(schema, place.depth, left if is_known else None))
+            else:
+                yield from self._value(_Place(schema, 0, left if is_known else None, key=key))
+            is_first = False
+            if not self.name:
+                return
+        self.text = self.text[1:]
+
+    def _list(self, place: _Place) -> Reading:
+        self.text = self.text[1:]
+        items = place.schema.get("items", {})
+        is_first = True
+        while (yield from self._skip(_SEPARATORS)) not in ("", "}", "]"):
+            if not is_first:
+                self.write(", ")
+            is_first = False
+            yield from self._value(_Place(items, place.depth, in_list=True))
+            if not self.name:
+                return
+        self.text = self.text[1:]
+
+    def _key(self) -> Generator[None, None, str | None]:
+        """Read a key and its colon. None: there is none."""
+        if (yield from self._has(self._delimiter)):
+            self.text = self.text[len(self._delimiter) :]
+            parts: list[str] = []
+            yield from self._find(self._delimiter, parts.append)
+            yield from self._find(":", lambda _: None)
+            return "".join(parts)
+        while not (found := _KEY.match(self.text)):
+            if self.is_at_end or len(self.text) > _MAX_AHEAD:
+                self.text = ""
+                return None
+            yield
+        self.text = self.text[found.end() :]
+        return _key_of(found)
+
+    def _delimited(self, place: _Place) -> Reading:
+        """Read a text between delimiters. It is put out as it comes, unless the schema has no texts."""
+        self.text = self.text[len(self._delimiter) :]
+        types = types_of(place.schema, self.parameters) if not place.depth else frozenset[str]()
+        if types and "string" not in types:
+            parts: list[str] = []
+            yield from self._find(self._delimiter, parts.append)
+            self._put_value(place, "".join(parts))
+            return
+        self._open(place)
+        self.write('"')
+        self.is_plain = True
+        yield from self._find(self._delimiter, lambda text: self.write(to_json(text)[1:-1]))
+        self.is_plain = False
+        self.write('"')
+
+    def _quoted(self, place: _Place, quote: str) -> Generator[None, None, str | None]:
+        """Read a text in quotation marks. None, and nothing is read: there is no such mark where a value may end."""
+        parts = [quote]
+        self.text = self.text[1:]
+        while mark := (yield from self._scan(_MARKS[quote], parts.append)):
+            if mark == "\\":
+                if len(self.text) < 2 and not self.is_at_end:
+                    yield
+                    continue
+                parts.append(self.text[:2])
+                self.text = self.text[2:]
+                continue
+            self.text = self.text[1:]
+            if (yield from self._ends(place, is_quoted=True)):
+                return _unescaped("".join(parts)[1:])
+            parts.append(quote)
+        self.text = "".join(parts)
         return None
 
-    def _list(self, depth: int) -> list[Any]:
-        result: list[Any] = []
-        self.at += 1
+    def _bare(self, place: _Place) -> Generator[None, None, str]:
+        """Read a text without delimiters."""
+        parts: list[str] = []
+        open_brackets = 0
+        while mark := (yield from self._scan(_BRACKETS, parts.append)):
+            if mark in "{[":
+                open_brackets += 1
+            elif mark in "}]" and open_brackets:
+                open_brackets -= 1
+            elif (yield from self._ends(place, is_quoted=False)):
+                break
+            parts.append(mark)
+            self.text = self.text[1:]
+        text = "".join(parts).strip()
+        if (
+            not mark and not place.in_list and text.endswith("}")
+        ):  # that of the object, after one too many in the text
+            text = text[:-1].rstrip()
+        return text
+
+    def _ends(self, place: _Place, *, is_quoted: bool) -> Generator[None, None, bool]:
+        """Whether a value ends where the text stands now: at a comma, at a bracket, or after a quotation mark."""
+        while (found := self._ends_here(place, is_quoted=is_quoted)) is None:
+            yield
+        return found
+
+    def _ends_here(self, place: _Place, *, is_quoted: bool) -> bool | None:
+        after = self.text.lstrip()
+        mark, rest = after[:1], after[1:].lstrip()
+        is_all = self.is_at_end or len(self.text) > _MAX_AHEAD
+        if not mark:
+            return is_quoted if is_all else None
+        if place.in_list:
+            return mark in ",]"
+        if mark == "}" and place.depth:
+            return rest[:1] in ("", ",", "}", "]") if rest or is_all else None
+        if mark == "}":
+            if not is_all and _NEXT_CALL_BEGUN.fullmatch(rest):
+                return None
+            return not rest or _NEXT_CALL.match(rest) is not None
+        if mark != ",":
+            return False
+        if key := _KEY.match(rest):
+            after = rest[key.end() :]
+            if len(after) < 2 and "//".startswith(after) and not is_all:
+                return None
+            return not after.startswith("//") and self._is_next_key(place, _key_of(key), is_quoted=is_quoted)
+        if rest.startswith((self._delimiter, "}", "]")):
+            return True
+        is_begun = _KEY_BEGUN.fullmatch(rest) or self._delimiter.startswith(rest)
+        return None if is_begun and not is_all else False
+
+    def _is_next_key(self, place: _Place, key: str, *, is_quoted: bool) -> bool:
+        if place.names is None or key in place.names:
+            return key in (place.names or ()) or _IDENTIFIER.fullmatch(key) is not None
+        may_hold_it = not is_quoted and "string" in types_of(place.schema, self.parameters)
+        return not may_hold_it and _IDENTIFIER.fullmatch(key) is not None
+
+    def _open(self, place: _Place) -> None:
+        if place.key:
+            self.open_value(place.key)
+
+    def _put_value(self, place: _Place, text: str) -> None:
+        """Put out a text. Models put numbers between delimiters, too: then the schema says so."""
+        types = types_of(place.schema, self.parameters) if not place.depth else frozenset[str]()
+        value: Any = text
+        if types and "string" not in types:
+            converted = convert(text, place.schema, self.parameters)
+            value = converted if any(is_json_type(converted, name) for name in types) else text
+        self._open(place)
+        self.write(to_json(value))
+
+    # text
+
+    def _skip(self, blanks: re.Pattern[str]) -> Generator[None, None, str]:
+        """Skip characters; return the next one, "" at the end."""
         while True:
-            separator = _BLANKS.match(self._text, self.at)
-            self.at = separator.end() if separator else self.at
-            if self.at >= len(self._text) or self._text[self.at] in "]}":
-                self.at += 1
-                return result
-            before = self.at
-            result.append(_plain(self.value(depth + 1)))
-            if self.at == before:
-                self.at = len(self._text)
+            found = blanks.match(self.text)
+            self.text = self.text[found.end() if found else 0 :]
+            if self.text or self.is_at_end:
+                return self.text[:1]
+            yield
+
+    def _has(self, word: str) -> Generator[None, None, bool]:
+        """Whether the text goes on with a word."""
+        while len(self.text) < len(word) and word.startswith(self.text) and not self.is_at_end:
+            yield
+        return self.text.startswith(word)
+
+    def _scan(self, marks: re.Pattern[str], put: Callable[[str], object]) -> Generator[None, None, str]:
+        """Take the text up to a character; return that, "" at the end."""
+        while True:
+            found = marks.search(self.text)
+            at = found.start() if found else len(self.text)
+            put(self.text[:at])
+            self.text = self.text[at:]
+            if found or self.is_at_end:
+                return self.text[:1]
+            yield
+
+    def _find(self, word: str, put: Callable[[str], object]) -> Reading:
+        """Take the text up to a word, and skip that."""
+        while (at := self.text.find(word)) < 0:
+            sizes = range(0 if self.is_at_end else len(word) - 1, 0, -1)
+            at = len(self.text) - next((size for size in sizes if self.text.endswith(word[:size])), 0)
+            put(self.text[:at])
+            self.text = self.text[at:]
+            if self.is_at_end:
+                return
+            yield
+        put(self.text[:at])
+        self.text = self.text[at + len(word) :]
 
 
-def _plain(value: Any) -> Any:
-    return convert(str(value), {}, untyped="json") if isinstance(value, _Bare) else value
+def _key_of(found: re.Match[str]) -> str:
+    double, single, bare = found.groups()
+    return bare if bare is not None else _unescaped(double if double is not None else single)
 
 
-def _fitted(value: Any, schema: Any, root: Any) -> Any:
-    if isinstance(value, _Bare):
-        return convert(str(value), schema, root, untyped="json")
-    types = types_of(schema, root)
-    if isinstance(value, str) and types and "string" not in types:
-        converted = convert(value, schema, root)
-        return converted if any(is_json_type(converted, name) for name in types) else value
-    return value
-
-
-def _unescaped(match: re.Match[str]) -> str:
+def _unescaped(text: str) -> str:
+    """Return a text that stood in quotation marks; as it is, if its escapes are not JSON's."""
+    if "\\" not in text:
+        return text
     try:
-        text = convert(f'["{match[1]}"]', {"type": "array"})
+        found = parse_json('"' + _UNESCAPED.sub(r"\1\"", text.replace("\\'", "'")) + '"')
     except ValueError:
-        return match[1]
-    return text[0] if isinstance(text, list) else match[1]
+        return text
+    return found if isinstance(found, str) else text
 
 
 def _joined(pieces: Iterator[Piece]) -> Iterator[Piece]:

@@ -15,23 +15,27 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.argument_values import convert, parse_json, property_schema
 from mlx_backend.conversation.dialects.base import Piece
-from mlx_backend.conversation.dialects.calls.base import CallSyntax, DecodedCall, to_json
+from mlx_backend.conversation.dialects.calls.base import DecodedCall, to_json
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
+from mlx_backend.conversation.dialects.calls.stream import CallStream, OpenValue, StreamedSyntax
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from mlx_backend.conversation.dialects.calls.stream import NextTag, Reading
     from mlx_backend.conversation.tools import ToolSet
 
 _TAG = re.compile(
     r"<(?P<close>/?)(?:longcat_|ifm\|)?(?P<kind>arg_key|arg_value|arg_type|tool_sep)(?::[\w-]{1,32})?>"
 )
+# What may become one.
+_BEGUN = re.compile(r"</?[a-z_|]{0,17}(?::[\w-]{0,32})?\Z")
 _NAME = re.compile(r"[\w.:/-]{1,256}\Z")
 _WHOLE = re.compile(r"</[^<>]{0,64}arg_value[^<>]{0,32}>\s*\Z|\A[^<]{1,512}\Z")
 _OBJECTS = JsonObjects()
 
 
-class PairCalls(CallSyntax):
+class PairCalls(StreamedSyntax):
     """`prefix`, `suffix` and `separator` are how it is written; every spelling is read.
 
     `lines`: each tag has its own line.
@@ -76,22 +80,11 @@ class PairCalls(CallSyntax):
         """Whether no value is open."""
         return _WHOLE.search(body[-600:]) is not None
 
-    def decode(self, body: str, tools: ToolSet) -> list[DecodedCall]:
-        """Return the call, with the values that its schema says."""
-        first = _TAG.search(body)
-        if first is None:
-            return self._without_pairs(body, tools)
-        name = body[: first.start()].strip()
-        if not name or "\n" in name or len(name) > 256:
-            return []
-        parameters = tools.parameters(tools.offered_name(name))
-        arguments = {
-            key: convert(text, property_schema(parameters, key), parameters, untyped="json")
-            for key, text in _pairs(body).items()
-        }
-        return [DecodedCall(name, to_json(arguments))]
+    def stream(self, body: str, tools: ToolSet) -> CallStream | None:
+        """Return what reads a name and pairs."""
+        return _PairStream(tools) if body.lstrip()[:1] not in ("", "{", "[") else None
 
-    def _without_pairs(self, body: str, tools: ToolSet) -> list[DecodedCall]:
+    def decode_other(self, body: str, tools: ToolSet) -> list[DecodedCall]:
         """Read a name alone, a name with JSON after it, or JSON objects."""
         text = body.strip()
         if text[:1] in ("{", "["):
@@ -109,25 +102,57 @@ class PairCalls(CallSyntax):
         return [DecodedCall(name, to_json(arguments))] if isinstance(arguments, dict) else []
 
 
-def _pairs(body: str) -> dict[str, str]:
-    """Return the text of each key. A value ends at its closing tag, or where the next key begins."""
-    pairs: dict[str, str] = {}
-    key, opened, at = "", "", 0
-    tags = [*_TAG.finditer(body)]
-    for tag, following in zip(tags, [*tags[1:], None], strict=True):
-        kind, closes = tag["kind"], bool(tag["close"])
-        if opened == "arg_value" and (kind, closes) != ("arg_value", True):
-            is_key = following is not None and following["kind"] == "arg_key" and bool(following["close"])
-            if (kind, closes) != ("arg_key", False) or not is_key:
+class _PairStream(CallStream):
+    """Reads a name, keys and values. A value ends at its closing tag, or where the next key begins."""
+
+    tag, begun_tag = _TAG, _BEGUN
+
+    __slots__ = ()
+
+    def read(self) -> Reading:
+        """Read the call."""
+        before: list[str] = []
+        tag = yield from self.next_tag(before.append)
+        name = "".join(before).strip()
+        if tag is None or not name or "\n" in name or len(name) > 256:
+            return
+        self.begin_call(name)
+        key = ""
+        while tag is not None:
+            opened = tag["kind"] if not tag["close"] else ""
+            if opened == "arg_value":
+                tag = yield from self._read_value(key)
+                key = ""
                 continue
-        text = body[at : tag.start()]
-        if opened == "arg_key":
-            key = text.strip()
-        elif key and (opened == "arg_value" or (text.strip() and opened != "arg_type")):
-            pairs[key] = text
-            key = ""
-        opened = kind if not closes and kind != "tool_sep" else ""
-        at = tag.end()
-    if key and (opened == "arg_value" or (body[at:].strip() and "<" not in body[at:])):
-        pairs[key] = body[at:]
-    return pairs
+            parts: list[str] = []
+            tag = yield from self.next_tag(parts.append)
+            text = "".join(parts)
+            if opened == "arg_key":
+                key = text.strip()
+            elif key and text.strip() and opened != "arg_type" and (tag or "<" not in text):
+                self._put_text(key, text)  # a value without the tag before it
+                key = ""
+        self.end_call()
+
+    def _read_value(self, key: str) -> NextTag:
+        """Read a value. Return the tag that ends it."""
+        value = OpenValue(self, key, untyped="json", breaks="first", may_be_text=bool(key))
+        while tag := (yield from self.next_tag(value.add)):
+            if tag["kind"] == "arg_value" and tag["close"]:
+                break
+            if tag["kind"] == "arg_key" and not tag["close"]:
+                self.is_plain = False  # until it is known whether it begins a key
+                parts: list[str] = []
+                following = yield from self.next_tag(parts.append)
+                self.text = "".join([*parts, following[0] if following else "", self.text])
+                if following and following["kind"] == "arg_key" and following["close"]:
+                    break
+            value.add(tag[0])
+        text = value.end()
+        if key and text is not None:
+            self._put_text(key, text)
+        return tag
+
+    def _put_text(self, key: str, text: str) -> None:
+        schema = property_schema(self.parameters, key)
+        self.put(key, convert(text, schema, self.parameters, untyped="json"))

@@ -22,29 +22,39 @@ from mlx_backend.conversation.argument_values import (
     types_of,
 )
 from mlx_backend.conversation.dialects.base import Piece
-from mlx_backend.conversation.dialects.calls.base import CallSyntax, DecodedCall, to_json
+from mlx_backend.conversation.dialects.calls.base import to_json
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
+from mlx_backend.conversation.dialects.calls.stream import CallStream, OpenValue, StreamedSyntax
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from mlx_backend.conversation.argument_values import Untyped
+    from mlx_backend.conversation.dialects.calls.base import DecodedCall
+    from mlx_backend.conversation.dialects.calls.stream import NextTag, Reading
     from mlx_backend.conversation.tools import ToolSet
 
+# A tag, or the beginning of a CDATA section, which may hold anything.
 _TAG = re.compile(
     r"<(?P<close>/?)(?:｜DSML｜ ?|[a-z]{1,16}:)?(?P<kind>function|invoke|parameter|param)"
-    r"(?P<attributes>(?:\s*=|\s)[^<>]{0,512})?\s?>"
+    r"(?P<attributes>(?:\s*=|\s)[^<>]{0,512})?\s?>|<!\[CDATA\["
+)
+# What may become one.
+_BEGUN = re.compile(
+    r"<(?:!(?:\[[CDAT]{0,5})?|/?(?:｜[DSML]{0,4}(?:｜ ?)?|[a-z]{1,16}:?)?"
+    r"|/?(?:｜DSML｜ ?|[a-z]{1,16}:)?(?:[a-z]{0,9}|(?:function|invoke|parameter|param)[\s=][^<>]{0,512}))\Z"
 )
 _ATTRIBUTE = re.compile(r"""([\w-]{1,32})\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _WHOLE = re.compile(r"(?:</[^<>]{0,64}|<(?:function|invoke)\b[^<>]{0,512})>\s*\Z|[}\]]\s*\Z")
-_CDATA = re.compile(r"\s*<!\[CDATA\[(.*?)\]\]>\s*\Z", re.DOTALL)
 _CDATA_SECTION = re.compile(r"<!\[CDATA\[.*?(?:\]\]>|\Z)", re.DOTALL)
+_CDATA = re.compile(r"\s*<!\[CDATA\[(.*?)\]\]>\s*\Z", re.DOTALL)
 _WORD = re.compile(r"\w")
 _CALLS = ("function", "invoke")
+_WRAPPERS = ("arguments", "input")
 _OBJECTS = JsonObjects()
 
 
-class XmlCalls(CallSyntax):
+class XmlCalls(StreamedSyntax):
     """`call_tag` and `parameter_tag` are how it is written, with `{}` for the name; every spelling is read.
 
     `trims`: a line break at each end of a value is layout. `untyped` is what a value without a schema is.
@@ -80,7 +90,7 @@ class XmlCalls(CallSyntax):
 
     def is_open(self, body: str) -> bool:
         """Whether a parameter is open."""
-        body = _without_cdata(body)
+        body = _CDATA_SECTION.sub("", body)
         opened = max(body.rfind(word) for word in ("parameter=", "parameter name=", "param name="))
         return opened > max(body.rfind("parameter>"), body.rfind("param>"))
 
@@ -88,39 +98,31 @@ class XmlCalls(CallSyntax):
         """Whether no parameter is open."""
         return _WHOLE.search(body[-600:]) is not None
 
-    def decode(self, body: str, tools: ToolSet) -> list[DecodedCall]:
-        """Return the calls, with the values that their schemas say."""
-        calls = [
-            DecodedCall(name, self._arguments(tools.parameters(tools.offered_name(name)), values, text))
-            for name, values, text in _calls(body, tools)
-        ]
-        if not calls and body.lstrip()[:1] in ("{", "["):
-            return _OBJECTS.decode(body, tools)
-        return calls
+    def stream(self, body: str, tools: ToolSet) -> CallStream | None:
+        """Return what reads tags."""
+        return _XmlStream(tools, self) if body.lstrip()[:1] not in ("", "{", "[") else None
 
-    def _arguments(
-        self, parameters: Mapping[str, Any], values: Mapping[str, tuple[str, str]], text: str
-    ) -> str:
-        if not values and text.lstrip()[:1] == "{":  # Llama writes JSON there, and some fine-tunes
-            try:
-                parsed = parse_json(text)
-            except ValueError:
-                parsed = None
-            if isinstance(parsed, dict):
-                return to_json(parsed)
-        arguments = {
-            key: self._value(text, is_string, property_schema(parameters, key), parameters)
-            for key, (text, is_string) in values.items()
-        }
-        return to_json(_unwrapped(arguments, property_names(parameters)))
+    def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
+        """Return the calls of JSON objects."""
+        return _OBJECTS.decode(body, tools) if body.lstrip()[:1] in ("{", "[") else ()
 
-    def _value(self, text: str, is_string: str, schema: Any, root: Any) -> Any:
+    def open_value(self, stream: CallStream, key: str, is_string: str, *, may_be_text: bool) -> OpenValue:
+        """Return a value that begins. `is_string` is what its `string` attribute says."""
+        types = types_of(property_schema(stream.parameters, key), stream.parameters)
+        is_text = is_string == "true" and (not types or "string" in types)
+        return OpenValue(
+            stream,
+            key,
+            untyped=self._untyped,
+            breaks="layout" if self._trims else "pair",
+            may_be_text=may_be_text and (is_string != "false" or types == {"string"}),
+            is_text=is_text,
+        )
+
+    def value(self, text: str, is_string: str, schema: Any, root: Any) -> Any:
+        """Return the value of a parameter's text."""
         if cdata := _CDATA.match(text):
             text = cdata[1]
-        elif self._trims:
-            text = text.removeprefix("\r").removeprefix("\n").removesuffix("\n").removesuffix("\r")
-        elif text[:1] == "\n" and text[-1:] == "\n" and len(text) > 1:
-            text = text[1:-1]
         types = types_of(schema, root)
         if is_string == "true" and (not types or "string" in types):
             return text
@@ -132,9 +134,127 @@ class XmlCalls(CallSyntax):
         return convert(text, schema, root, untyped=self._untyped)
 
 
+class _XmlStream(CallStream):
+    """Reads tags. A tag within a value is part of it where the value is closed later.
+
+    That is known at the next parameter's tag: until then it is held, with what follows it.
+    """
+
+    tag, begun_tag = _TAG, _BEGUN
+
+    __slots__ = ("_known", "_syntax", "_values", "_wrapped")
+
+    def __init__(self, tools: ToolSet, syntax: XmlCalls) -> None:
+        super().__init__(tools)
+        self._syntax = syntax
+        self._known: list[str] = []  # the parameters of the call's tool
+        self._values = 0  # of the call, so far
+        self._wrapped: tuple[str, Any] | None = None  # what may hold all arguments
+
+    def read(self) -> Reading:
+        """Read calls."""
+        body: list[str] = []  # of the call, as long as it has no values
+        while tag := (yield from self._tag(body.append)):
+            is_call, closes = tag["kind"] in _CALLS, bool(tag["close"])
+            if is_call:
+                self._end(body)
+                name = "" if closes else _name_of(tag)
+                if name:
+                    self.begin_call(name)
+                    self._known, self._values, self._wrapped = property_names(self.parameters), 0, None
+                body.clear()
+            elif not closes and self.name and (key := _name_of(tag)):
+                yield from self._read_value(key, _attributes(tag).get("string", ""))
+                body.clear()
+        self._end(body)
+
+    def _read_value(self, key: str, is_string: str) -> Reading:
+        is_wrapper = self._values == 0 and key in _WRAPPERS and bool(self._known) and key not in self._known
+        value = self._syntax.open_value(self, key, is_string, may_be_text=not is_wrapper)
+        if self._wrapped is not None:
+            self.put(*self._wrapped)
+            self._wrapped = None
+        self._values += 1
+        held: list[str] = []
+        tag = yield from self._tag(value.add, value)
+        while tag and not self._ends_value(tag):
+            self.is_plain = False  # until it is known what the tag is
+            held.append(tag[0])
+            follows = ""
+            is_closer = tag["kind"] not in _CALLS and bool(tag["close"])
+            is_first = True
+            while True:
+                between: list[str] = []
+                following = yield from self._tag(between.append)
+                follows = "".join(between)
+                if following is None or (is_first and is_closer and not follows.strip()):
+                    is_part = False
+                elif following["kind"] in _CALLS:
+                    held += [follows, following[0]]
+                    is_first = False
+                    continue
+                else:
+                    is_part = bool(following["close"])
+                break
+            if not is_part:
+                self.text = "".join([*held, follows, following[0] if following else "", self.text])
+                break
+            held.append(follows)
+            value.add("".join(held))
+            held.clear()
+            tag = following
+        else:
+            if tag:
+                self.text = tag[0] + self.text
+        text = value.end()
+        if text is not None:
+            schema = property_schema(self.parameters, key)
+            converted = self._syntax.value(text, is_string, schema, self.parameters)
+            if is_wrapper:
+                self._wrapped = key, converted
+            else:
+                self.put(key, converted)
+
+    def _ends_value(self, tag: re.Match[str]) -> bool:
+        """Whether a tag within a value ends it, whatever follows."""
+        is_opener = tag["kind"] not in _CALLS and not tag["close"]
+        return is_opener and (not self._known or _name_of(tag) in self._known)
+
+    def _end(self, body: list[str]) -> None:
+        """End the call. Llama writes JSON in it, and some fine-tunes."""
+        text = "".join(body)
+        arguments: dict[str, Any] = {}
+        if self._wrapped is not None:
+            arguments = _unwrapped(dict([self._wrapped]), self._known)
+        elif self.name and not self._values and text.lstrip()[:1] == "{":
+            try:
+                parsed = parse_json(text)
+            except ValueError:
+                parsed = None
+            arguments = parsed if isinstance(parsed, dict) else {}
+        self.end_call(arguments)
+
+    def _tag(self, put: Callable[[str], object], value: OpenValue | None = None) -> NextTag:
+        """Return the next tag, None at the end; `put` takes the text before it. A CDATA section may hold anything."""
+        while (tag := (yield from self.next_tag(put))) and not tag["kind"]:
+            if value is not None:
+                value.may_be_cdata()
+            put(tag[0])
+            while (end := self.text.find("]]>")) < 0 and not self.is_at_end:
+                self.is_plain = False
+                at = max(0, len(self.text) - 2)
+                put(self.text[:at])
+                self.text = self.text[at:]
+                yield
+            at = end + 3 if end >= 0 else len(self.text)
+            put(self.text[:at])
+            self.text = self.text[at:]
+        return tag
+
+
 def _unwrapped(arguments: dict[str, Any], names: list[str]) -> dict[str, Any]:
     """Take arguments out of a single `arguments` or `input` that the tool has no parameter for."""
-    for wrapper in ("arguments", "input"):
+    for wrapper in _WRAPPERS:
         if names and wrapper not in names and list(arguments) == [wrapper]:
             inner = arguments[wrapper]
             try:
@@ -144,65 +264,6 @@ def _unwrapped(arguments: dict[str, Any], names: list[str]) -> dict[str, Any]:
             if isinstance(inner, dict) and inner.keys() <= set(names):
                 return inner
     return arguments
-
-
-def _calls(body: str, tools: ToolSet) -> Iterator[tuple[str, dict[str, tuple[str, str]], str]]:
-    """Yield each call's name, for each parameter its text and what its `string` attribute says, and the call's text."""
-    tags = list(_TAG.finditer(_without_cdata(body)))
-    closers = _next_closers(tags)
-    name = key = ""
-    is_string = ""
-    values_at = begins_at = 0
-    values: dict[str, tuple[str, str]] = {}
-    known: list[str] = []
-    for at, tag in enumerate(tags):
-        is_call, closes = tag["kind"] in _CALLS, bool(tag["close"])
-        after = body[tag.end() : tags[at + 1].start() if at + 1 < len(tags) else len(body)]
-        if key and _is_part_of_value(tag, after, known, has_closer=closers[at]):
-            continue
-        if key:
-            values[key] = (body[values_at : tag.start()], is_string)
-            key = ""
-        if is_call and not closes:
-            if name:
-                yield name, values, body[begins_at : tag.start()]
-            name, values, begins_at = _name_of(tag), {}, tag.end()
-            known = property_names(tools.parameters(tools.offered_name(name)))
-        elif is_call and name:
-            yield name, values, body[begins_at : tag.start()]
-            name, values = "", {}
-        elif not is_call and not closes and name:
-            key, is_string = _name_of(tag), _attributes(tag).get("string", "")
-            values_at = tag.end()
-    if name:
-        if key:
-            values[key] = (body[values_at:], is_string)
-        yield name, values, body[begins_at:]
-
-
-def _without_cdata(body: str) -> str:
-    """Blank out what may hold anything, so that what is after it stays where it is."""
-    return _CDATA_SECTION.sub(lambda match: " " * len(match[0]), body)
-
-
-def _is_part_of_value(tag: re.Match[str], after: str, known: list[str], *, has_closer: bool) -> bool:
-    """Whether a tag within a value is part of it, because the value is closed later. `after`: up to the next tag."""
-    if tag["kind"] not in _CALLS and tag["close"]:
-        return has_closer and bool(after.strip())
-    if tag["kind"] in _CALLS:
-        return has_closer
-    return has_closer and bool(known) and _name_of(tag) not in known
-
-
-def _next_closers(tags: list[re.Match[str]]) -> list[bool]:
-    """Whether the next parameter's tag after each tag closes one."""
-    result = [False] * len(tags)
-    found = False
-    for at in range(len(tags) - 1, -1, -1):
-        result[at] = found
-        if tags[at]["kind"] not in _CALLS:
-            found = bool(tags[at]["close"])
-    return result
 
 
 def _name_of(tag: re.Match[str]) -> str:

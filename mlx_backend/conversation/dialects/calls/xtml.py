@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.argument_values import parse_json
 from mlx_backend.conversation.dialects.base import Piece
-from mlx_backend.conversation.dialects.calls.base import CallSyntax, DecodedCall, to_json
+from mlx_backend.conversation.dialects.calls.base import to_json
+from mlx_backend.conversation.dialects.calls.stream import CallStream, OpenValue, StreamedSyntax
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from mlx_backend.conversation.dialects.calls.base import DecodedCall
+    from mlx_backend.conversation.dialects.calls.stream import Reading
     from mlx_backend.conversation.tools import ToolSet
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
@@ -28,10 +31,15 @@ CALL_OPENER, CALL_CLOSER = f"{OPEN}call", f"{CLOSE}call{SEPARATOR}"
 _TAG = re.compile(
     r"<\|(?P<kind>open|close)\|>\s?(?P<element>call|argument|json)\b(?P<attributes>[^<]{0,1024}?)\s?<\|sep\|>"
 )
+# What may become one.
+_BEGUN = re.compile(
+    r"<(?:\|[a-z]{0,5}|\|(?:open|close)\||\|(?:open|close)\|>\s?[a-z]{0,8}"
+    r"|\|(?:open|close)\|>\s?(?:call|argument|json)\b[^<]{0,1024}(?:<(?:\|[a-z]{0,3}\|?)?)?)?\Z"
+)
 _ATTRIBUTE = re.compile(r'(\w{1,32})\s*=\s*"([^"]*)"')
 
 
-class XtmlCalls(CallSyntax):
+class XtmlCalls(StreamedSyntax):
     """Typed arguments; or all of them as one JSON object."""
 
     counters: Mapping[str, str] = MappingProxyType({'index="1"': 'index="[0-9]{1,3}"'})
@@ -50,39 +58,64 @@ class XtmlCalls(CallSyntax):
         """Whether an argument is open."""
         return body.rfind(f"{OPEN}argument") > body.rfind(f"{CLOSE}argument")
 
-    def decode(self, body: str, tools: ToolSet) -> list[DecodedCall]:
-        """Return the calls."""
-        calls: list[DecodedCall] = []
-        name = ""
-        arguments: dict[str, Any] = {}
-        opened: tuple[str, str, str, int] | None = None  # element, key, type, where its text begins
-        for tag in [*_TAG.finditer(body), None]:
-            element, closes = (tag["element"], tag["kind"] == "close") if tag else ("call", True)
-            if opened is not None and (element == "call" or (closes and element == opened[0])):
-                _put(arguments, opened, body[opened[3] : tag.start() if tag else len(body)])
-                opened = None
-            attributes = _attributes(tag["attributes"]) if tag else {}
+    def stream(self, body: str, tools: ToolSet) -> CallStream | None:
+        """Return what reads elements."""
+        return _XtmlStream(tools)
+
+    def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
+        """Return nothing: there is no other notation."""
+        return ()
+
+
+class _XtmlStream(CallStream):
+    """Reads elements. An argument ends at its closing tag, or with the call."""
+
+    tag, begun_tag = _TAG, _BEGUN
+
+    __slots__ = ()
+
+    def read(self) -> Reading:
+        """Read calls."""
+        while tag := (yield from self.next_tag()):
+            element, closes, attributes = (
+                tag["element"],
+                tag["kind"] == "close",
+                _attributes(tag["attributes"]),
+            )
             if element == "call":
-                if name:
-                    calls.append(DecodedCall(name, to_json(arguments)))
-                name, arguments = attributes.get("tool", "") if not closes else "", {}
-            elif not closes and opened is None and tag:
-                opened = element, attributes.get("key", ""), attributes.get("type", "string"), tag.end()
-        return calls
+                self.end_call()
+                if not closes and (name := attributes.get("tool", "")):
+                    self.begin_call(name)
+            elif not closes and self.name:
+                yield from self._read_value(
+                    element, attributes.get("key", ""), attributes.get("type", "string")
+                )
+        self.end_call()
 
-
-def _put(arguments: dict[str, Any], opened: tuple[str, str, str, int], text: str) -> None:
-    element, key, kind, _ = opened
-    value: Any = text
-    if element == "json" or kind != "string":
-        try:
-            value = parse_json(text)
-        except ValueError:
-            value = text
-    if element == "json" and isinstance(value, dict):
-        arguments.update(value)
-    elif key:
-        arguments[key] = value
+    def _read_value(self, element: str, key: str, kind: str) -> Reading:
+        is_text = element == "argument" and kind == "string" and bool(key)
+        value = OpenValue(self, key, untyped="text", may_be_text=is_text, is_text=is_text)
+        while tag := (yield from self.next_tag(value.add)):
+            if tag["element"] == "call":
+                self.text = tag[0] + self.text
+                break
+            if tag["kind"] == "close" and tag["element"] == element:
+                break
+            value.add(tag[0])
+        text = value.end()
+        if text is None:
+            return
+        found: Any = text
+        if not is_text:
+            try:
+                found = parse_json(text)
+            except ValueError:
+                found = text
+        if element == "json" and isinstance(found, dict):
+            for name, item in found.items():
+                self.put(name, item)
+        elif key:
+            self.put(key, found)
 
 
 def _tag(content: str, kind: str = OPEN) -> list[Piece]:
