@@ -422,6 +422,14 @@ class Settings(ReplySettings):
     max_messages: Annotated[
         int, Setting(kind=whole(1), help="messages that a request may have", group="limits")
     ] = 20_000
+    max_choices: Annotated[
+        int,
+        Setting(
+            kind=whole(1),
+            help="replies that a request may have: its n for each of its prompts",
+            group="limits",
+        ),
+    ] = 128
     max_tools: Annotated[
         int, Setting(kind=whole(1), help="tools that a request may have", group="limits")
     ] = 1_000

@@ -51,6 +51,7 @@ def test_every_option_on_the_page_is_one() -> None:
             ],
         ),
         ("messages and tools of a request", [f"{S.max_messages:,}", f"{S.max_tools:,}"]),
+        ("replies to a request", [str(S.max_choices)]),
         (
             "images of a request",
             [

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.api.errors import ApiError
     from mlx_backend.chat.reply import Reply, ReplyEvent, Usage
+    from mlx_backend.chat.reply_group import GroupEvent, ReplyGroup
     from mlx_backend.chat.service import Service
     from mlx_backend.conversation.events import StreamEnd
     from mlx_backend.engine.base import Progress, QueueClient
@@ -91,8 +92,8 @@ class ReplyCall(Call, Protocol):
         """Whether the reply is to be streamed."""
         ...
 
-    def start(self, service: Service, client: QueueClient) -> tuple[Reply, ReplyWriter]:
-        """Start the client's reply. Raises ApiError and whatever `Service.chat` and `Service.complete` raise."""
+    def start(self, service: Service, client: QueueClient) -> tuple[Reply | ReplyGroup, ReplyWriter]:
+        """Start the client's reply, or several as one. Raises ApiError and whatever the service raises."""
         ...
 
 
@@ -111,8 +112,8 @@ class ReplyWriter(Protocol):
         """Return what is sent at once, before the first token."""
         ...
 
-    def feed(self, event: ReplyEvent) -> bytes:
-        """Write any event but the last."""
+    def feed(self, event: ReplyEvent | GroupEvent) -> bytes:
+        """Write any event but the last. Where several replies were started, the events say whose they are."""
         ...
 
     def finish(self, end: StreamEnd, usage: Usage) -> bytes:
@@ -123,11 +124,15 @@ class ReplyWriter(Protocol):
         """Return what fills a silence; `progress` of the prefill, if that is the reason for it."""
         ...
 
+    def progress(self, progress: Progress) -> bytes:
+        """Write how far prefill is, each time that is known, if the request asks for that."""
+        ...
+
     def error(self, error: ApiError) -> bytes:
         """Write an error in mid-stream, which ends the stream."""
         ...
 
-    def fold(self, events: Iterable[ReplyEvent], usage: Usage) -> bytes:
+    def fold(self, events: Iterable[ReplyEvent | GroupEvent], usage: Usage) -> bytes:
         """Return the body of a reply that is not streamed. `usage` is final once the events are consumed."""
         ...
 

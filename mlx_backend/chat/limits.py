@@ -47,6 +47,19 @@ class ReplyLimits:
                     numbers={f"max_{name}": limit},
                 )
 
+    def check_choices(self, n: int, prompts: int = 1) -> None:
+        """Raise the RequestError for a request of more replies than the server gives, or than its queue holds."""
+        limit = min(self.settings.max_choices, self.settings.max_requests)
+        if n * prompts > limit:
+            each = f"{prompts} prompts with n = {n} are" if prompts > 1 else f"n = {n} is"
+            raise RequestError(
+                f"{each} more replies than this server gives to one request, which is {limit} (--max-choices). "
+                "Send several requests.",
+                "n" if n > 1 else "prompt",
+                "too_many_choices",
+                numbers={"max_choices": limit},
+            )
+
     def max_tokens_of(self, request: ReplyRequest, length: int) -> int:
         """Return how many tokens the reply to a prompt of `length` may have. Raises RequestError if none fits."""
         if not self.has_room_after(length):

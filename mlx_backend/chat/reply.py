@@ -31,11 +31,11 @@ from mlx_backend.conversation.events import (
 )
 from mlx_backend.conversation.message_parts import REASONING_CONTENT
 from mlx_backend.conversation.parser import fold
-from mlx_backend.engine.base import Finished, Progress, TokenDelta
+from mlx_backend.engine.base import Finished, Progress, PromptLogprobs, TokenDelta
 from mlx_backend.errors import ReplySuperseded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 
     from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.conversation.events import EndedBy, FinishReason, Message
@@ -55,16 +55,28 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class ContentLogprobs:
-    """The tokens of the content delta that comes next."""
+    """The tokens of the content delta, or of the end, that comes next."""
 
     tokens: tuple[TokenLogprobs, ...]
 
 
-class LogprobsAligner:
-    """Assigns each token's log probabilities to the content delta that shows its text."""
+@dataclass(frozen=True, slots=True)
+class EchoedPrompt:
+    """What a reply begins with that repeats its prompt. Log probabilities of its tokens may follow."""
 
-    def __init__(self, special_tokens: Container[int]) -> None:
+    text: str
+    tokens: Sequence[int]
+
+
+class LogprobsAligner:
+    """Assigns each token's log probabilities to the content delta that shows its text.
+
+    With `every_token` those are kept that show nothing, such as the end token: they go with what is shown next.
+    """
+
+    def __init__(self, special_tokens: Container[int], *, every_token: bool = False) -> None:
         self._special_tokens = special_tokens
+        self._every_token = every_token
         self._held: list[TokenLogprobs] = []
 
     def hold(self, delta: TokenDelta, events: Sequence[Event]) -> None:
@@ -73,13 +85,17 @@ class LogprobsAligner:
             return
         # No event yet: part of a character, or of what may still become a marker.
         undecided = not events and delta.token not in self._special_tokens
-        if undecided or any(isinstance(event, ContentDelta) for event in events):
+        if self._every_token or undecided or any(isinstance(event, ContentDelta) for event in events):
             self._held.append(TokenLogprobs(delta.token, delta.logprobs))
         else:
             self._held.clear()
 
+    def belong_to(self, event: Event) -> bool:
+        """Whether what is held goes with an event that is about to be shown."""
+        return isinstance(event, ContentDelta) or (self._every_token and isinstance(event, StreamEnd))
+
     def take(self) -> ContentLogprobs | None:
-        """Return what belongs to the content delta that is about to be shown."""
+        """Return what is held."""
         if not self._held:
             return None
         taken = ContentLogprobs(tuple(self._held))
@@ -255,7 +271,7 @@ class RawText:
         return [*shown, StreamEnd(ended_by)]
 
 
-type ReplyEvent = Event | ContentLogprobs
+type ReplyEvent = Event | ContentLogprobs | EchoedPrompt | PromptLogprobs
 
 
 class Parser(Protocol):
@@ -319,7 +335,8 @@ class ReplySetup:
     `on_finished` is called once, before the StreamEnd is handed out: the client's next request may follow at
     once. It is not called for a reply that was closed or failed. `running` learns what is said, and may end the reply.
     Of a reply that `is_constrained` by a grammar, which may demand repetition, `max_repeated_tokens` limits only the
-    reasoning. `tool_names` gives calls the names that the client knows, where the model has others for them.
+    reasoning. `tool_names` gives calls the names that the client knows, where the model has others for them. With
+    `prompt_only` nothing is generated: only what `echo` shows of the prompt is wanted.
     """
 
     parser: Parser
@@ -336,6 +353,8 @@ class ReplySetup:
     on_finished: Callable[[FinishedReply], None] | None = None
     running: RunningReply | None = None
     tool_names: ToolNames | None = None
+    echo: EchoedPrompt | None = None
+    prompt_only: bool = False
 
 
 class Reply:
@@ -353,7 +372,9 @@ class Reply:
         self._setup = setup
         self._parser = setup.parser
         self._meter = UsageMeter(setup.prompt_tokens, setup.special_tokens, image_tokens=setup.image_tokens)
-        self._logprobs = LogprobsAligner(setup.special_tokens)
+        # Of a text as the model wrote it, every token is part.
+        is_raw = isinstance(setup.parser, RawText)
+        self._logprobs = LogprobsAligner(setup.special_tokens, every_token=is_raw)
         self._stop = StopFilter(setup.stop)
         self._repetition = RepetitionGuard(setup.max_repeated_tokens)
         self._call_ids: dict[int, str] = {}
@@ -368,6 +389,16 @@ class Reply:
         """What the reply has cost so far."""
         return self._meter.usage
 
+    @property
+    def completion_tokens(self) -> int:
+        """How many tokens have been generated so far."""
+        return self._meter.usage.completion_tokens
+
+    @property
+    def replies(self) -> Sequence[Reply]:
+        """The replies to the request, as in `ReplyGroup`: this one."""
+        return (self,)
+
     def call_id(self, index: int) -> str:
         """Return the id of the tool call with this index; the same id every time."""
         return self._call_ids.setdefault(index, f"call_{uuid.uuid4().hex[:24]}")
@@ -378,7 +409,7 @@ class Reply:
         if self._running is not None:
             self._running.end()
 
-    def events(self, patience: float | None = None) -> Iterator[ReplyEvent | Progress | None]:
+    def events(self, patience: float | None = None) -> Generator[ReplyEvent | Progress | None]:
         """Yield everything up to one StreamEnd; a reply that was closed elsewhere ends without one.
 
         In addition to events there is `Progress` during prefill, and None whenever `patience` seconds have passed
@@ -386,6 +417,8 @@ class Reply:
         without the reply.
         """
         try:
+            if self._setup.echo is not None:
+                yield self._setup.echo
             while self.finish is None:
                 try:
                     item = self._generation.next(patience)
@@ -401,6 +434,8 @@ class Reply:
                     case Progress():
                         self._meter.note_progress(item)
                         yield item
+                    case PromptLogprobs():
+                        yield item
                     case TokenDelta():
                         yield from self._token(item)
                     case Finished():
@@ -412,6 +447,8 @@ class Reply:
             self.close()
 
     def _token(self, delta: TokenDelta) -> list[ReplyEvent]:
+        if self._setup.prompt_only:
+            return self._cut("length")
         if self._parser.ended:  # at an end marker that is not one of the engine's end tokens
             return self._cut()
         was_reasoning = self._parser.is_reasoning
@@ -446,10 +483,10 @@ class Reply:
         return events if names is None else names.restored(events)
 
     def _show(self, events: Sequence[Event]) -> list[ReplyEvent]:
-        """Return what a client gets of these events, log probabilities before the content they belong to."""
+        """Return what a client gets of these events, log probabilities before the content or the end they belong to."""
         shown: list[ReplyEvent] = []
         for event in self._stop.feed(events):
-            if isinstance(event, ContentDelta) and (logprobs := self._logprobs.take()) is not None:
+            if self._logprobs.belong_to(event) and (logprobs := self._logprobs.take()) is not None:
                 shown.append(logprobs)
             shown.append(event)
             if self._setup.on_finished is not None:

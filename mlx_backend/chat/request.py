@@ -110,9 +110,15 @@ class ChatRequest(ReplyRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(ReplyRequest):
-    """A text or token ids to continue, without a template. Markers in a text are control tokens here."""
+    """A text or token ids to continue, without a template. Markers in a text are control tokens here.
+
+    With a `suffix` the model fills in what stands before that. `echo` begins the reply with the prompt; `logprobs` are
+    then its tokens' too, and of `max_tokens` 0 nothing else is wanted.
+    """
 
     prompt: str | tuple[int, ...]
+    suffix: str = ""
+    echo: bool = False
 
 
 BACKGROUND_PRIORITY = 1

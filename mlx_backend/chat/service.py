@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.byte_cache import CacheBudget
 from mlx_backend.chat.capabilities import ChatFormat, ModelFacts, describe
 from mlx_backend.chat.chat_prompt import ChatPrompts, ReasoningStore
+from mlx_backend.chat.infill import infill_format
 from mlx_backend.chat.limits import ReplyLimits, TextSize
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.prompt import Prompt
-from mlx_backend.chat.reply import RawText, Reply, ReplySetup
+from mlx_backend.chat.reply import EchoedPrompt, RawText, Reply, ReplySetup
 from mlx_backend.chat.reply_constraints import ReplyConstraints
-from mlx_backend.chat.request import recognised
+from mlx_backend.chat.reply_group import start_replies
+from mlx_backend.chat.request import CompletionRequest, recognised
 from mlx_backend.chat.request_images import RequestImages
 from mlx_backend.chat.superseded import SupersededReplies
 from mlx_backend.constraints import GrammarError
@@ -34,11 +36,12 @@ from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
 from mlx_backend.preparation import Preparation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from mlx_backend.chat.chat_prompt import Conversation
     from mlx_backend.chat.reply import FinishedReply, Parser
-    from mlx_backend.chat.request import ChatRequest, CompletionRequest, ReplyRequest
+    from mlx_backend.chat.reply_group import ReplyGroup, ReplyStart
+    from mlx_backend.chat.request import ChatRequest, ReplyRequest
     from mlx_backend.chat.request_images import SeenImages
     from mlx_backend.conversation.tool_names import ToolNames
     from mlx_backend.engine.base import Constraint, PromptStart, QueueClient
@@ -138,6 +141,15 @@ class Service:
 
     def chat(self, request: ChatRequest, client: QueueClient = ANYONE) -> Reply:
         """Start a client's reply. Raises RequestError, HistoryError, EffortError or an EngineError."""
+        return self._chat(request, client, 1)(0, None)
+
+    def chat_replies(self, request: ChatRequest, n: int, client: QueueClient = ANYONE) -> Reply | ReplyGroup:
+        """Start n replies to one conversation. Raises what `chat` raises."""
+        self._limits.check_choices(n)
+        return start_replies([self._chat(request, client, n)], n)
+
+    def _chat(self, request: ChatRequest, client: QueueClient, n: int) -> ReplyStart:
+        """Build the prompt; return what starts each of n replies to it."""
         self._limits.check(request)
         request = self._images.visible(self._recognised(request))
         conversation = self._prompts.conversation(request)
@@ -151,45 +163,93 @@ class Service:
         request = replace(request, images=())  # their files would live as long as the reply
         prompt = self._prompts.prompt(request, conversation, images=images, size=self._size)
         self._check_length(request, conversation, prompt, images)
-        constraint = self._constraints.start(renamed, grammar, conversation, prompt)
         open_call_ids = conversation.open_call_ids
         seen = images.known() if images is not None else None
-        setup = ReplySetup(
-            parser=self._parser(renamed, prompt),
-            tool_names=names if names.differ else None,
-            prompt_tokens=len(prompt.tokens),
-            image_tokens=prompt.image_tokens,
-            special_tokens=self.engine.tokenizer.special_tokens,
-            effort=conversation.resolution,
-            priority=request.priority or 0,
-            thinking_budget=self._limits.thinking_budget_of(request, conversation.resolution),
-            stop=request.stop,
-            max_repeated_tokens=self._limits.max_repeated_tokens_of(request),
-            is_constrained=grammar is not None,
-            parallel_tool_calls=request.parallel_tool_calls,
-            on_finished=lambda finished: self._on_finished(request, seen, open_call_ids, finished),
-            running=self._superseded.reply_to(request),
-        )
-        return Reply(self._generate(prompt, request, client, constraint), setup)
+
+        def start(index: int, on_item: Callable[[], None] | None) -> Reply:
+            constraint = self._constraints.start(renamed, grammar, conversation, prompt)
+            setup = ReplySetup(
+                parser=self._parser(renamed, prompt),
+                tool_names=names if names.differ else None,
+                prompt_tokens=len(prompt.tokens),
+                image_tokens=prompt.image_tokens,
+                special_tokens=self.engine.tokenizer.special_tokens,
+                effort=conversation.resolution,
+                priority=request.priority or 0,
+                thinking_budget=self._limits.thinking_budget_of(request, conversation.resolution),
+                stop=request.stop,
+                max_repeated_tokens=self._limits.max_repeated_tokens_of(request),
+                is_constrained=grammar is not None,
+                parallel_tool_calls=request.parallel_tool_calls,
+                # Of several replies it is not known with which the conversation goes on.
+                on_finished=lambda finished: self._on_finished(
+                    request, seen, open_call_ids, finished, goes_on=n == 1
+                ),
+                running=self._superseded.reply_to(request),
+            )
+            generation = self._generate(
+                prompt, request, client, constraint, index=index, n=n, on_item=on_item
+            )
+            return Reply(generation, setup)
+
+        return start
 
     def complete(self, request: CompletionRequest, client: QueueClient = ANYONE) -> Reply:
         """Start a client's completion of a bare text. Raises RequestError or an EngineError."""
-        special_tokens = self.engine.tokenizer.special_tokens
+        return self._complete(request, client, 1)(0, None)
+
+    def complete_replies(
+        self, requests: Sequence[CompletionRequest], n: int, client: QueueClient = ANYONE
+    ) -> Reply | ReplyGroup:
+        """Start n completions of each text. Raises what `complete` raises."""
+        self._limits.check_choices(n, len(requests))
+        return start_replies([self._complete(request, client, n) for request in requests], n)
+
+    def _complete(self, request: CompletionRequest, client: QueueClient, n: int) -> ReplyStart:
+        """Make the tokens of a text; return what starts each of n completions of it."""
+        tokenizer = self.engine.tokenizer
+        tokens, stop = self._completion_prompt(request)
+        echo = None
+        if request.echo:
+            text = request.prompt if isinstance(request.prompt, str) else tokenizer.decode(tokens)
+            echo = EchoedPrompt(text, tokens)
+        prompt_only = request.max_tokens == 0
+        asked = replace(request, max_tokens=1) if prompt_only else request
+
+        def start(index: int, on_item: Callable[[], None] | None) -> Reply:
+            setup = ReplySetup(
+                parser=RawText(tokenizer.special_tokens),
+                prompt_tokens=len(tokens),
+                special_tokens=tokenizer.special_tokens,
+                priority=request.priority or 0,
+                stop=stop,
+                max_repeated_tokens=self._limits.max_repeated_tokens_of(request),
+                echo=echo,
+                prompt_only=prompt_only,
+            )
+            generation = self._generate(
+                Prompt(tokens=tokens), asked, client, index=index, n=n, on_item=on_item
+            )
+            return Reply(generation, setup)
+
+        return start
+
+    def _completion_prompt(self, request: CompletionRequest) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Return the tokens of a completion's prompt, and its stop strings."""
         if isinstance(request.prompt, str):
             self._size.check(request.prompt, "prompt")
-            tokens = self.text_tokens(request.prompt)
+            tokens = self.text_tokens(request.prompt, bos=not request.suffix)
         else:
             tokens = request.prompt
             self._check_tokens("prompt[{}]", "prompt", tokens)
-        setup = ReplySetup(
-            parser=RawText(special_tokens),
-            prompt_tokens=len(tokens),
-            special_tokens=special_tokens,
-            priority=request.priority or 0,
-            stop=request.stop,
-            max_repeated_tokens=self._limits.max_repeated_tokens_of(request),
-        )
-        return Reply(self._generate(Prompt(tokens=tokens), request, client), setup)
+        if not request.suffix:
+            return tokens, request.stop
+        tokenizer = self.engine.tokenizer
+        infill = infill_format(tokenizer, self.engine.model_id)
+        self._size.check(request.suffix, "suffix")
+        after = self.text_tokens(request.suffix, bos=False)
+        tokens = (*tokenizer.bos_tokens, *infill.tokens(tokenizer, tokens, after))
+        return tokens, (*request.stop, *infill.ends)
 
     def prompt(self, request: ChatRequest) -> Prompt:
         """Build the prompt that `chat` would have the engine continue. Raises what `chat` raises about it."""
@@ -246,9 +306,17 @@ class Service:
         request: ReplyRequest,
         client: QueueClient,
         constraint: Constraint | None = None,
+        *,
+        index: int,
+        n: int,
+        on_item: Callable[[], None] | None,
     ) -> Generation:
+        """Start the choice with this index, of which each prompt has n; `on_item` is called for each of its items."""
         max_tokens = self._limits.max_tokens_of(request, len(prompt.tokens))
         sampling = self._sampling(request)
+        if sampling.seed is not None:
+            sampling = replace(sampling, seed=sampling.seed + index % n)
+        is_echoed = isinstance(request, CompletionRequest) and request.echo
         self._check_tokens("logit_bias", "logit_bias", [token for token, _ in sampling.logit_bias])
         return self.engine.generate(
             GenerationRequest(
@@ -259,13 +327,16 @@ class Service:
                 # A client that sets a limit expects a reply about as long.
                 expected_tokens=None if request.max_tokens else EXPECTED_TOKENS,
                 logprobs=request.logprobs,
+                prompt_logprobs=request.logprobs if is_echoed else None,
                 constraint=constraint,
                 adapter=request.adapter,
-                queue_timeout=self.settings.queue_seconds,
+                # Where one has begun, the others are worth waiting for.
+                queue_timeout=self.settings.queue_seconds if index == 0 else None,
                 priority=client.priority_of(request.priority or 0),
                 client=client.name,
                 images=prompt.images,
-            )
+            ),
+            on_item,
         )
 
     def _sampling(self, request: ReplyRequest) -> Sampling:
@@ -294,14 +365,16 @@ class Service:
         images: SeenImages | None,
         open_call_ids: Sequence[str],
         finished: FinishedReply,
+        *,
+        goes_on: bool,
     ) -> None:
-        """Keep the reasoning before tool calls for as long as prompts may need it, and prewarm the next turn."""
+        """Keep the reasoning before tool calls for as long as prompts may need it, and prewarm what may follow."""
         if finished.call_ids:
             # As a client's own would be read: the prompt must not depend on who has kept it.
             self._reasoning_store.put(finished.call_ids, finished.message.reasoning.strip())
         elif finished.message.finish == "stop" and not self._prompts.keeps_answered_reasoning:
             self._reasoning_store.drop(open_call_ids)
-        if not finished.is_cut:
+        if goes_on and not finished.is_cut:
             self._prewarm_next_turn(request, finished.as_history(), images)
 
     def _prewarm_next_turn(

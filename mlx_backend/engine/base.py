@@ -94,10 +94,11 @@ class GenerationRequest:
 
     `expected_tokens` is how long the reply is likely to be, for a caller whose max_tokens is only a limit; memory is
     reserved for that many, or for what fits. `logprobs` asks for the log probability of the chosen token, and for those
-    of as many of the most likely tokens. `adapter` names a LoRA adapter the engine knows. `queue_timeout` is how many
-    seconds the request may be queued; at 0 it is started at once or refused. A lower `priority` number is served
-    sooner. `client` is whose request it is. `images` are in the order in which they stand in the prompt, prepared by
-    the engine's `image_processor`.
+    of as many of the most likely tokens; `prompt_logprobs` for the same of each of the prompt's tokens but the first,
+    which has nothing before it: such a prompt is computed whole, whatever is cached. `adapter` names a LoRA adapter the
+    engine knows. `queue_timeout` is how many seconds the request may be queued; at 0 it is started at once or refused.
+    A lower `priority` number is served sooner. `client` is whose request it is. `images` are in the order in which they
+    stand in the prompt, prepared by the engine's `image_processor`.
     """
 
     prompt: Sequence[int]
@@ -106,6 +107,7 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     expected_tokens: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     constraint: Constraint | None = None
     adapter: str | None = None
     queue_timeout: float | None = None
@@ -155,6 +157,14 @@ class Logprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Those of the prompt's tokens from position `start` on. All of them come before the first generated token."""
+
+    start: int
+    logprobs: tuple[Logprobs, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The generation is over; always the last item. Times are in seconds, measured by the engine thread.
@@ -173,7 +183,7 @@ class Finished:
     accepted_tokens: int = 0
 
 
-type EngineItem = Progress | TokenDelta | Finished
+type EngineItem = Progress | PromptLogprobs | TokenDelta | Finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

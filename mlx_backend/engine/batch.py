@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from mlx_backend.engine.base import Progress, TokenDelta
+from mlx_backend.engine.base import Progress, PromptLogprobs, TokenDelta
 from mlx_backend.engine.images import ImageSupport
 from mlx_backend.errors import EngineError
 
@@ -50,7 +50,7 @@ class Ended:
     accepted_tokens: int = 0
 
 
-type Outcome = Progress | TokenDelta | Ended | EngineError
+type Outcome = Progress | PromptLogprobs | TokenDelta | Ended | EngineError
 
 
 class Batch(Protocol):

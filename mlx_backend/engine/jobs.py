@@ -35,20 +35,35 @@ class Job(QueuedJob):
         "is_cancelled",
         "is_finished",
         "key",
+        "on_item",
         "outbox",
         "request",
     )
 
-    def __init__(self, key: int, request: GenerationRequest, share: ClientShare) -> None:
+    def __init__(
+        self,
+        key: int,
+        request: GenerationRequest,
+        share: ClientShare,
+        on_item: Callable[[], None] | None = None,
+    ) -> None:
+        """Make a job; `on_item` is called after each item that is put into the outbox, from whichever thread does."""
         super().__init__(share, request.priority)
         self.key = key
         self.request = request
         self.outbox: SimpleQueue[EngineItem | EngineError | None] = SimpleQueue()
+        self.on_item = on_item
         self.is_cancelled = False  # The caller no longer gets from the outbox.
         self.is_finished = False  # Nothing more is put into the outbox.
         self.deadline = math.inf if request.queue_timeout is None else self.queued_at + request.queue_timeout
         self.admitted_at = self.first_token_at = self.ended_at = 0.0
         self.cached_tokens = self.generated_tokens = 0
+
+    def put(self, item: EngineItem | EngineError | None) -> None:
+        """Put an item into the outbox; None if the caller has closed its end."""
+        self.outbox.put(item)
+        if self.on_item is not None:
+            self.on_item()
 
     def finished(self, ended: Ended) -> Finished:
         """Return the last item, with what the request has cost."""
@@ -122,7 +137,7 @@ class Generation:
         job = self._job
         if not job.is_cancelled:
             job.is_cancelled = True
-            job.outbox.put(None)
+            job.put(None)
             if not job.is_finished:
                 self._on_close(job)
 

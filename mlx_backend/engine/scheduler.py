@@ -41,7 +41,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
-from mlx_backend.engine.base import EngineStatus, Finished, Progress, TokenDelta
+from mlx_backend.engine.base import EngineStatus, Finished, Progress, PromptLogprobs, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.fair_queue import FairQueue
 from mlx_backend.engine.jobs import Generation, Job
@@ -134,8 +134,11 @@ class Scheduler:
             raise self._final_error
         return self._info
 
-    def submit(self, request: GenerationRequest) -> Generation:
-        """Queue a request that has been checked. Raises EngineBusy, EngineFailed or EngineStopped."""
+    def submit(self, request: GenerationRequest, on_item: Callable[[], None] | None = None) -> Generation:
+        """Queue a request that has been checked; `on_item` is called for each of its items.
+
+        Raises EngineBusy, EngineFailed or EngineStopped.
+        """
         if self._restart_reason:
             raise EngineFailed(self._restart_reason, self._retry_after())
         with self._submitting:
@@ -145,7 +148,7 @@ class Scheduler:
             if is_full and not self._queue.may_displace(share, list(self._running.values())):
                 raise self._busy(f"The server is busy: {unfinished} requests are running or waiting already")
             share.submitted += 1
-            job = Job(next(self._keys), request, share)
+            job = Job(next(self._keys), request, share, on_item)
             self._unfinished[job.key] = job
             self._inbox.put(job)
         # Put first, check second: either the thread's last look into its inbox saw this job, or this sees its end.
@@ -368,11 +371,13 @@ class Scheduler:
                 job.share.served += OUTPUT_WEIGHT
                 if job.generated_tokens == 1:
                     job.first_token_at = perf_counter()
-                job.outbox.put(outcome)
+                job.put(outcome)
             case Progress():
                 job.share.served -= PROMPT_WEIGHT * (outcome.cached - job.cached_tokens)
                 job.cached_tokens = outcome.cached
-                job.outbox.put(outcome)
+                job.put(outcome)
+            case PromptLogprobs():
+                job.put(outcome)
             case Ended():
                 del self._running[key]
                 self._failures = 0
@@ -388,7 +393,7 @@ class Scheduler:
         job.ended_at = perf_counter()
         self._unfinished.pop(job.key, None)
         job.share.finished += 1
-        job.outbox.put(last)
+        job.put(last)
 
     def _shut_down(self, error: EngineError) -> None:
         self._fail_all(error)

@@ -73,9 +73,12 @@ class Engine:
         """What the model's authors recommend, by the names of `Sampling`."""
         return self._info.sampling_defaults
 
-    def generate(self, request: GenerationRequest) -> Generation:
-        """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped."""
-        return self._scheduler.submit(self._checked(request))
+    def generate(self, request: GenerationRequest, on_item: Callable[[], None] | None = None) -> Generation:
+        """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped.
+
+        `on_item` is called, from another thread, whenever there is a next item: for those who wait for several.
+        """
+        return self._scheduler.submit(self._checked(request), on_item)
 
     def prewarm(self, make_start: Callable[[], PromptStart], adapter: str | None = None) -> None:
         """Prefill the beginning of a prompt that is likely to come, while nothing else is to be done.
@@ -128,8 +131,11 @@ class Engine:
             )
         if request.max_tokens < 1:
             raise EngineRefused(f"max_tokens must be at least 1, not {request.max_tokens}.")
-        if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
-            raise EngineRefused(f"logprobs must be between 0 and {MAX_LOGPROBS}, not {request.logprobs}.")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(request, name)) is not None and not 0 <= count <= MAX_LOGPROBS:
+                raise EngineRefused(f"{name} must be between 0 and {MAX_LOGPROBS}, not {count}.")
+        if request.images and request.prompt_logprobs is not None:
+            raise EngineRefused("A prompt with images has no log probabilities.", "prompt_logprobs")
         if not -MAX_PRIORITY <= request.priority <= MAX_PRIORITY:
             raise EngineRefused(
                 f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, not {request.priority}."

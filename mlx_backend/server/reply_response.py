@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlx_backend.api.base import OnDisconnect, ReplyWriter
     from mlx_backend.api.errors import ApiError
     from mlx_backend.chat.reply import Reply, ReplyEvent
+    from mlx_backend.chat.reply_group import GroupEvent, ReplyGroup
     from mlx_backend.server.metrics import TokenClock
     from mlx_backend.server.request_log import RequestRecord
 
@@ -37,7 +38,7 @@ class ReplyResponder:
 
     def __init__(
         self,
-        reply: Reply,
+        reply: Reply | ReplyGroup,
         writer: ReplyWriter,
         log: ReplyLog,
         tokens: TokenClock,
@@ -92,7 +93,9 @@ class ReplyResponder:
                     case None:
                         data = writer.keepalive()
                     case Progress():
-                        data = writer.keepalive(event) if time.monotonic() - sent >= keepalive else b""
+                        data = writer.progress(event)
+                        if not data and time.monotonic() - sent >= keepalive:
+                            data = writer.keepalive(event)
                     case StreamEnd():
                         data = writer.finish(event, self._reply.usage)
                     case _:
@@ -109,7 +112,7 @@ class ReplyResponder:
         finally:
             self._end()
 
-    def _events(self, patience: float | None) -> Iterator[ReplyEvent | Progress | None]:
+    def _events(self, patience: float | None) -> Iterator[ReplyEvent | GroupEvent | Progress | None]:
         """Yield the reply's events up to its StreamEnd. Raises ClientLeft, or EngineStopped on shutdown."""
         with self._on_disconnect(self._cancel):
             for event in self._reply.events(patience):
@@ -120,7 +123,7 @@ class ReplyResponder:
                         self._log.outcome = finish
                     case _:
                         self._log.first_event()
-                        self._tokens.advance(self._reply.usage.completion_tokens)
+                        self._tokens.advance(self._reply.completion_tokens)
                 yield event
         if self._reply.finish is None:
             raise ClientLeft if self._left else EngineStopped("The server is shutting down.")
@@ -162,7 +165,7 @@ class ReplyLog:
         self._record.error = error
         self._record.status = self._record.status or error.status
 
-    def write(self, reply: Reply) -> None:
+    def write(self, reply: Reply | ReplyGroup) -> None:
         """Log the line."""
         usage, effort = reply.usage, reply.effort
         speed = usage.completion_tokens / usage.decode_seconds if usage.decode_seconds else 0.0
@@ -174,6 +177,8 @@ class ReplyLog:
             f"completion={usage.completion_tokens} reasoning={usage.reasoning_tokens} {speed:.1f} tok/s",
             f"queue={usage.queue_seconds:.3f}s first={first:.3f}s finish={self.outcome}",
         ]
+        if (count := len(reply.replies)) > 1:
+            words.append(f"replies={count}")
         if usage.drafted_tokens:
             words.append(f"drafts={usage.accepted_tokens}/{usage.drafted_tokens}")
         if reply.priority:

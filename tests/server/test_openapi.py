@@ -55,8 +55,8 @@ def test_settings_are_described_with_their_limits_and_their_help(document: dict[
     assert properties["temperature"]["description"].startswith("randomness of sampling")
     assert {"type": "number", "minimum": 0, "maximum": 2} in properties["temperature"]["anyOf"]
     assert {"$ref": SCHEMAS + "Effort"} in properties["reasoning_effort"]["anyOf"]
-    assert properties["n"]["enum"] == [None, 1]
-    assert "send several requests" in properties["n"]["description"]
+    assert properties["grammar"]["enum"] == [None, False, "", [], {}]
+    assert "response_format" in properties["grammar"]["description"]
 
 
 REQUESTS: list[tuple[str, str, Any]] = [

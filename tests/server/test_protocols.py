@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mlx_backend.chat.reply import Reply, ReplyEvent, Usage
+    from mlx_backend.chat.reply_group import GroupEvent
     from mlx_backend.engine.base import Progress, QueueClient
 
 ANSWER = "<|channel|>final<|message|>Paris.<|return|>"
@@ -65,7 +66,7 @@ class LinesWriter:
     def open(self) -> bytes:
         return b"<\n"
 
-    def feed(self, event: ReplyEvent) -> bytes:
+    def feed(self, event: ReplyEvent | GroupEvent) -> bytes:
         return f"{event.text}\n".encode() if isinstance(event, ContentDelta) else b""
 
     def finish(self, end: StreamEnd, usage: Usage) -> bytes:
@@ -74,10 +75,13 @@ class LinesWriter:
     def keepalive(self, _progress: Progress | None = None) -> bytes:
         return b"\n"
 
+    def progress(self, _progress: Progress) -> bytes:
+        return b""
+
     def error(self, error: ApiError) -> bytes:
         return f"! {error.message}\n".encode()
 
-    def fold(self, events: Iterable[ReplyEvent], _usage: Usage) -> bytes:
+    def fold(self, events: Iterable[ReplyEvent | GroupEvent], _usage: Usage) -> bytes:
         return b"< " + b"".join(self.feed(event).strip() for event in events) + b"\n"
 
 

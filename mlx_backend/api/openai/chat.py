@@ -16,7 +16,14 @@ from mlx_backend.api.json_text import decode_json
 from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol, with_extra_body
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.api.openai.objects import ChatChunk, ChatCompletion
-from mlx_backend.api.openai.stream import ChatLogprobs, Chunk, ChunkWriter, reasoning_object
+from mlx_backend.api.openai.stream import (
+    ChatLogprobs,
+    ChoiceWriter,
+    Chunk,
+    ChunkWriter,
+    ReplyForm,
+    reasoning_object,
+)
 from mlx_backend.chat.reply import ContentLogprobs
 from mlx_backend.conversation.events import (
     ContentDelta,
@@ -31,9 +38,9 @@ from mlx_backend.settings import ReasoningField, ReasoningFormat
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from mlx_backend.api.openai.objects import ReasoningObject
     from mlx_backend.api.openai.stream import LogprobsFormat
     from mlx_backend.chat.reply import Reply, ReplyEvent
+    from mlx_backend.chat.reply_group import ReplyGroup
     from mlx_backend.chat.service import Service
     from mlx_backend.engine.base import QueueClient
 
@@ -166,43 +173,43 @@ class ChatCompletionCall(BodyCall[ChatBody]):
         """Whether the reply is to be streamed."""
         return bool(self.body.stream)
 
-    def start(self, service: Service, client: QueueClient) -> tuple[Reply, ChatWriter]:
+    def start(self, service: Service, client: QueueClient) -> tuple[Reply | ReplyGroup, ChunkWriter]:
         """Start the reply, with the reasoning where the request, the model or the server wants it."""
         settings = service.settings
         reasoning_format = self.body.reasoning_format_or(settings.reasoning_format)
-        reply = service.chat(self.body.request(self.written, reasoning_format), client)
+        request = self.body.request(self.written, reasoning_format)
+        reply = service.chat_replies(request, self.body.num_choices, client)
         engine = service.engine
-        writer = ChatWriter(
-            engine.model_id,
-            call_id=reply.call_id,
-            reasoning_format=reasoning_format,
-            reasoning_field=settings.reasoning_field,
-            include_usage=self.body.include_usage,
-            logprobs=ChatLogprobs(engine.tokenizer.bytes_of) if self.body.logprobs else None,
-            reasoning=reasoning_object(reply),
+        choices = [
+            ChatWriter(
+                call_id=each.call_id,
+                reasoning_format=reasoning_format,
+                reasoning_field=settings.reasoning_field,
+                logprobs=ChatLogprobs(engine.tokenizer.bytes_of) if self.body.logprobs else None,
+            )
+            for each in reply.replies
+        ]
+        options = self.body.stream_fields(reply)
+        return reply, ChunkWriter(
+            FORM, engine.model_id, choices, reasoning=reasoning_object(reply), **options
         )
-        return reply, writer
 
 
-class ChatWriter(ChunkWriter):
-    """Implements `ReplyWriter`. `call_id` gives the id of a tool call by its index."""
+FORM = ReplyForm("chatcmpl-", "chat.completion.chunk", "chat.completion")
 
-    id_prefix = "chatcmpl-"
-    chunk_object = "chat.completion.chunk"
-    whole_object = "chat.completion"
+
+class ChatWriter(ChoiceWriter):
+    """Writes one reply to a conversation. `call_id` gives the id of a tool call by its index."""
 
     def __init__(
         self,
-        model: str,
         *,
         call_id: Callable[[int], str],
         reasoning_format: ReasoningFormat = ReasoningFormat.SEPARATE,
         reasoning_field: ReasoningField = ReasoningField.REASONING_CONTENT,
-        include_usage: bool = False,
         logprobs: LogprobsFormat | None = None,
-        reasoning: ReasoningObject | None = None,
     ) -> None:
-        super().__init__(model, include_usage=include_usage, logprobs=logprobs, reasoning=reasoning)
+        super().__init__(logprobs=logprobs)
         self._call_id = call_id
         self._reasoning = reasoning_deltas(reasoning_format, reasoning_field)
         self._calls: dict[int, tuple[str, list[str]]] = {}  # index -> name, arguments so far
@@ -229,7 +236,7 @@ class ChatWriter(ChunkWriter):
                 if complete:
                     return [*self._reasoning_end(), self._call(index, name, "".join(parts))]
             case StreamEnd(finish):
-                return [*self._reasoning_end(), Chunk(finish=finish)]
+                return [*self._reasoning_end(), self.ending(finish)]
         return []
 
     def choice(self, delta: dict[str, Any]) -> dict[str, Any]:

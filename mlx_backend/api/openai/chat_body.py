@@ -21,8 +21,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mlx_backend.api.errors import refuse
-from mlx_backend.api.openai.base import Lenient, is_empty
-from mlx_backend.api.openai.generation_body import GenerationBody, accepts, as_whole, names_of
+from mlx_backend.api.openai.base import Lenient, Refusals, is_empty, is_one_of
+from mlx_backend.api.openai.generation_body import REFUSED, GenerationBody, accepts, as_whole, names_of
 from mlx_backend.api.openai.objects import (
     DescribedAs,
     Messages,
@@ -258,6 +258,11 @@ _HARMLESS_OUTPUT_FIELDS = frozenset({"disable_fallback", "disable_any_whitespace
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
+    refused: ClassVar[Refusals] = {
+        **REFUSED,
+        "echo": (is_one_of(False), "only /v1/completions repeats the prompt"),
+        "suffix": (is_one_of(""), "only /v1/completions fills in text before a suffix"),
+    }
     # Which replies are one user's is looked up in the request too.
     read_elsewhere: ClassVar[dict[str, Any]] = {**GenerationBody.read_elsewhere, "user": str | None}
 

@@ -17,16 +17,18 @@ from mlx_backend.api.openai.base import (
     is_one_of,
     with_extra_body,
 )
-from mlx_backend.api.openai.generation_body import REFUSED, GenerationBody, as_count_of_logprobs
-from mlx_backend.api.openai.objects import DescribedAs, Prompt, TextChunk, TextCompletion
-from mlx_backend.api.openai.stream import Chunk, ChunkWriter, TextLogprobs
-from mlx_backend.chat.reply import ContentLogprobs
+from mlx_backend.api.openai.generation_body import REFUSED, GenerationBody, as_count_of_logprobs, as_limit
+from mlx_backend.api.openai.objects import DescribedAs, Prompts, TextChunk, TextCompletion
+from mlx_backend.api.openai.stream import ChoiceWriter, Chunk, ChunkWriter, ReplyForm, TextLogprobs
+from mlx_backend.chat.reply import ContentLogprobs, EchoedPrompt
 from mlx_backend.chat.request import CompletionRequest
 from mlx_backend.conversation.events import ContentDelta, ReasoningDelta, StreamEnd
 from mlx_backend.conversation.json_values import excerpt
+from mlx_backend.engine.base import PromptLogprobs
 
 if TYPE_CHECKING:
     from mlx_backend.chat.reply import Reply, ReplyEvent
+    from mlx_backend.chat.reply_group import ReplyGroup
     from mlx_backend.chat.service import Service
     from mlx_backend.engine.base import QueueClient
 
@@ -48,39 +50,51 @@ class CompletionBody(GenerationBody):
         **dict.fromkeys(_FORMATS, (is_empty, _NO_FORMAT)),
     }
 
-    prompt: Annotated[Any, DescribedAs(Prompt)]
+    prompt: Annotated[Any, DescribedAs(Prompts)]
+    suffix: str | None = None
+    echo: bool | None = None
+    max_tokens: Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(as_limit)] = None
     logprobs: Annotated[Annotated[int, Field(ge=0, le=20)] | None, BeforeValidator(as_count_of_logprobs)] = (
         None
     )
 
-    def request(self) -> CompletionRequest:
-        """Return the request for the chat service."""
-        return CompletionRequest(
-            prompt=_one_prompt(self.prompt),
-            sampling=self.sampling(),
-            adapter=self.adapters,
-            priority=self.priority,
-            max_tokens=self.setting("max_tokens"),
-            max_repeated_tokens=self.setting("max_repeated_tokens"),
-            stop=self.stop,
-            logprobs=self.logprobs,
-        )
+    def requests(self) -> list[CompletionRequest]:
+        """Return a request for the chat service for each prompt."""
+        if self.suffix and self.echo:
+            raise refuse("echo: a prompt with a suffix cannot be repeated; send one of the two.", "echo")
+        return [
+            CompletionRequest(
+                prompt=prompt,
+                suffix=self.suffix or "",
+                echo=bool(self.echo),
+                sampling=self.sampling(),
+                adapter=self.adapters,
+                priority=self.priority,
+                max_tokens=self.max_tokens,
+                max_repeated_tokens=self.setting("max_repeated_tokens"),
+                stop=self.stop,
+                logprobs=self.logprobs,
+            )
+            for prompt in _prompts(self.prompt)
+        ]
 
 
-def _one_prompt(prompt: Any) -> str | tuple[int, ...]:
-    match prompt:
-        case [str() | list() as only]:
-            return _one_prompt(only)
-        case [str() | list(), *_]:
-            raise refuse(f"prompt: a list of {len(prompt)} prompts is not supported; send one.", "prompt")
-        case str() if prompt:
-            return prompt
+def _prompts(written: Any) -> list[str | tuple[int, ...]]:
+    if isinstance(written, list) and written and isinstance(written[0], str | list):
+        return [_prompt(each, f"prompt[{at}]") for at, each in enumerate(written)]
+    return [_prompt(written, "prompt")]
+
+
+def _prompt(written: Any, where: str) -> str | tuple[int, ...]:
+    match written:
+        case str() if written:
+            return written
         case [*tokens] if tokens and all(type(token) is int for token in tokens):
             return tuple(tokens)
-        case _ if is_empty(prompt):
-            raise refuse("prompt: must not be empty.", "prompt")
+        case _ if is_empty(written):
+            raise refuse(f"{where}: must not be empty.", where)
         case _:
-            raise refuse(f"prompt: must be a string or a list of token ids, not {excerpt(prompt)}.", "prompt")
+            raise refuse(f"{where}: must be a string or a list of token ids, not {excerpt(written)}.", where)
 
 
 class Completions(OpenAIProtocol):
@@ -106,24 +120,25 @@ class CompletionCall(BodyCall[CompletionBody]):
         """Whether the reply is to be streamed."""
         return bool(self.body.stream)
 
-    def start(self, service: Service, client: QueueClient) -> tuple[Reply, TextWriter]:
-        """Start the reply."""
-        reply = service.complete(self.body.request(), client)
+    def start(self, service: Service, client: QueueClient) -> tuple[Reply | ReplyGroup, ChunkWriter]:
+        """Start a completion, or several."""
+        reply = service.complete_replies(self.body.requests(), self.body.num_choices, client)
         engine = service.engine
         has_logprobs = self.body.logprobs is not None
-        writer = TextWriter(
-            engine.model_id,
-            include_usage=self.body.include_usage,
-            logprobs=TextLogprobs(engine.tokenizer.bytes_of) if has_logprobs else None,
-        )
-        return reply, writer
+        choices = [
+            TextWriter(logprobs=TextLogprobs(engine.tokenizer.bytes_of) if has_logprobs else None)
+            for _ in reply.replies
+        ]
+        return reply, ChunkWriter(FORM, engine.model_id, choices, **self.body.stream_fields(reply))
 
 
-class TextWriter(ChunkWriter):
-    """Implements `ReplyWriter`."""
+FORM = ReplyForm("cmpl-", "text_completion", "text_completion")
 
-    id_prefix = "cmpl-"
-    chunk_object = whole_object = "text_completion"
+
+class TextWriter(ChoiceWriter):
+    """Writes one completion of a text."""
+
+    _logprobs: TextLogprobs | None
 
     def opening(self) -> list[Chunk]:
         """Return nothing: the first chunk is text."""
@@ -132,12 +147,16 @@ class TextWriter(ChunkWriter):
     def chunks(self, event: ReplyEvent) -> list[Chunk]:
         """Return the chunks of an event."""
         match event:
+            case EchoedPrompt(text):
+                return [Chunk({"text": text}, None if self._logprobs is None else self._logprobs.echo(event))]
+            case PromptLogprobs() if self._logprobs is not None:
+                return [Chunk(logprobs=self._logprobs.prompt(event))]
             case ContentLogprobs(tokens):
                 self._tokens = tokens
             case ContentDelta(text) | ReasoningDelta(text):
                 return [Chunk({"text": text}, self.take_logprobs())]
             case StreamEnd(finish):
-                return [Chunk(finish=finish)]
+                return [self.ending(finish)]
         return []
 
     def choice(self, delta: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
+from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai.base import Body, Lenient, Refusals, is_empty, is_one_of
 from mlx_backend.api.openai.objects import EFFORT_FIELDS, LogitBiasInput, StopInput
 from mlx_backend.chat.request import UNLIMITED
@@ -20,6 +21,9 @@ from mlx_backend.settings import SAMPLING, ReasoningFormat, ReplySettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from mlx_backend.chat.reply import Reply
+    from mlx_backend.chat.reply_group import ReplyGroup
 
 
 _FORMAT_ALIASES = {"none": "raw", "auto": "separate", "deepseek": "separate", "parsed": "separate"}
@@ -144,8 +148,6 @@ def _type(name: str) -> Any:
 _STRUCTURED = "send response_format with a json_schema, guided_regex or guided_choice"
 
 REFUSED: Refusals = {
-    "n": (is_one_of(1), "a request gets one answer; send several requests"),
-    "best_of": (is_one_of(1), "this server generates one candidate"),
     "guided_grammar": (is_empty, _STRUCTURED),
     "grammar": (is_empty, _STRUCTURED),
     "ebnf": (is_empty, _STRUCTURED),
@@ -153,7 +155,10 @@ REFUSED: Refusals = {
     "format": (is_empty, _STRUCTURED),
     "functions": (is_empty, "the old form of tools: send 'tools' instead"),
     "function_call": (is_one_of("auto", "none"), "the old form of tool_choice: send 'tool_choice' instead"),
-    "prompt_logprobs": (is_one_of(0, False), "only the reply's log probabilities are reported"),
+    "prompt_logprobs": (
+        is_one_of(False),
+        "send echo and logprobs to /v1/completions, whose reply then has the prompt's log probabilities",
+    ),
     "modalities": (is_one_of(["text"], []), "this model writes text only"),
     "audio": (is_empty, "this model writes text only"),
     "web_search_options": (is_one_of(), "this server does not search the web"),
@@ -163,8 +168,6 @@ REFUSED: Refusals = {
     "ignore_eos": (is_one_of(False), "a reply ends where the model ends it"),
     "stop_token_ids": (is_empty, "send the text in 'stop'"),
     "chat_template": (is_empty, "a template is chosen when the server is started (--chat-template)"),
-    "echo": (is_one_of(False), "the prompt is not repeated in the reply"),
-    "suffix": (is_one_of(""), "text cannot be inserted before a suffix"),
 }
 
 
@@ -172,6 +175,7 @@ class StreamOptions(Lenient):
     """What to add to a stream."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 @accepts(*SAMPLING, "max_tokens", "max_repeated_tokens", "repeat_penalty")
@@ -183,6 +187,9 @@ class GenerationBody(Body):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
+    n: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(as_whole)] = None
+    best_of: Annotated[int | None, BeforeValidator(as_whole)] = None
     adapters: Annotated[str, Field(min_length=1)] | None = None
     priority: Annotated[int, Field(gt=-(2**31), lt=2**31), BeforeValidator(as_whole)] | None = None
     stop: Annotated[tuple[str, ...], BeforeValidator(as_stop_strings, json_schema_input_type=StopInput)] = ()
@@ -192,9 +199,26 @@ class GenerationBody(Body):
     ] = ()
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a usage chunk."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def num_choices(self) -> int:
+        """How many replies to a prompt are asked for. Raises ApiError if more than those are to be generated."""
+        n = self.n or 1
+        if self.best_of not in (None, n):
+            raise refuse(
+                f"best_of = {self.best_of} is not supported: each reply that is generated is sent, which are n = {n}. "
+                "Leave best_of out, and send as n how many you want.",
+                "best_of",
+                "unsupported_value",
+            )
+        return n
+
+    def stream_fields(self, reply: Reply | ReplyGroup) -> dict[str, Any]:
+        """Return what a stream is to hold in addition, by the names of `ChunkWriter`."""
+        options = self.stream_options or StreamOptions()
+        return {
+            "include_usage": bool(options.include_usage),
+            "running_usage": (lambda: reply.usage) if options.continuous_usage_stats else None,
+            "return_progress": bool(self.return_progress),
+        }
 
     def setting(self, *names: str) -> Any:
         """Return the first of these settings that was sent; None if none was."""

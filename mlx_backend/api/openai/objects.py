@@ -180,7 +180,11 @@ class TextDocument(TypedDict):
 
 
 type Document = str | TextDocument
-type Prompt = Text | Annotated[list[TokenId], Field(min_length=1)]
+type TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+type Prompt = Text | TokenIds
+type Prompts = (
+    Prompt | Annotated[list[Text], Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1)]
+)
 type Texts = (
     str
     | Annotated[list[str], Field(min_length=1)]
@@ -255,6 +259,15 @@ class TimingsObject(TypedDict):
     repeated_n: NotRequired[int]
 
 
+class ProgressObject(TypedDict):
+    """llama.cpp's `prompt_progress`: how much of the prompt is processed, of it what was cached, and since when."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+
 class ReasoningObject(TypedDict):
     """What was decided about a reply's reasoning.
 
@@ -290,10 +303,13 @@ class ChatLogprobsObject(TypedDict):
 
 
 class TextLogprobsObject(TypedDict):
-    """Log probabilities in columns; offsets count characters from the beginning of the reply."""
+    """Log probabilities in columns; offsets count characters from the beginning of the text.
+
+    The first token of a prompt that is repeated has none.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
@@ -323,7 +339,7 @@ class ReplyMessage(TypedDict):
 
 
 class ReplyChoice(TypedDict):
-    """The one choice of a reply."""
+    """One of the replies: there are as many as `n` asks for."""
 
     index: int
     message: ReplyMessage
@@ -345,6 +361,7 @@ class _WholeReply(_ReplyHead):
 
 
 class _ReplyChunk(_ReplyHead):
+    prompt_progress: NotRequired[ProgressObject]
     usage: NotRequired[UsageObject]
     timings: NotRequired[TimingsObject]
     reasoning: NotRequired[ReasoningObject]
@@ -368,7 +385,7 @@ class ReplyDelta(TypedDict, total=False):
 
 
 class ChunkChoice(TypedDict):
-    """The one choice of a chunk."""
+    """The one choice of a chunk; `index` says of which reply it is."""
 
     index: int
     delta: ReplyDelta
@@ -384,7 +401,7 @@ class ChatChunk(_ReplyChunk):
 
 
 class TextChoice(TypedDict):
-    """The one choice of a text completion."""
+    """A completion: of `n` for each prompt, in the order of the prompts."""
 
     index: int
     text: str
@@ -400,7 +417,7 @@ class TextCompletion(_WholeReply):
 
 
 class TextChunkChoice(TypedDict):
-    """The one choice of a chunk."""
+    """The one choice of a chunk; `index` says of which completion it is."""
 
     index: int
     text: str

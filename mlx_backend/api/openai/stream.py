@@ -14,21 +14,29 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from mlx_backend import __version__
 from mlx_backend.api import json_text
 from mlx_backend.api.json_text import dumps
 from mlx_backend.api.openai.base import error_object
+from mlx_backend.chat.reply_group import GroupEvent
 from mlx_backend.conversation.events import StreamEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from mlx_backend.api.errors import ApiError
-    from mlx_backend.api.openai.objects import PromptTokens, ReasoningObject, TimingsObject, UsageObject
-    from mlx_backend.chat.reply import Reply, ReplyEvent, TokenLogprobs, Usage
-    from mlx_backend.engine.base import Progress
+    from mlx_backend.api.openai.objects import (
+        ProgressObject,
+        PromptTokens,
+        ReasoningObject,
+        TimingsObject,
+        UsageObject,
+    )
+    from mlx_backend.chat.reply import EchoedPrompt, Reply, ReplyEvent, TokenLogprobs, Usage
+    from mlx_backend.chat.reply_group import ReplyGroup
+    from mlx_backend.engine.base import Logprobs, Progress, PromptLogprobs
 
 
 def usage_object(usage: Usage) -> UsageObject:
@@ -72,7 +80,7 @@ def timings_object(usage: Usage) -> TimingsObject:
     return timings
 
 
-def reasoning_object(reply: Reply) -> ReasoningObject | None:
+def reasoning_object(reply: Reply | ReplyGroup) -> ReasoningObject | None:
     """Build what was decided about a reply's reasoning; None for a completion of a bare text."""
     decided = reply.effort
     if decided is None:
@@ -124,26 +132,33 @@ class ChatLogprobs:
 
 
 class TextLogprobs:
-    """`{"tokens": […], "token_logprobs": […], "top_logprobs": [{…}, …], "text_offset": […]}`."""
+    """`{"tokens": […], "token_logprobs": […], "top_logprobs": [{…}, …], "text_offset": […]}`.
+
+    Offsets count characters from the beginning of the choice's text. A token that shows nothing, such as the one that
+    ends the reply, has its place all the same.
+    """
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
-        self._offset = 0
+        self._begun = 0  # characters, in all tokens so far
+        self._shift = 0
+        self._prompt: Sequence[int] = ()
 
     def chunk(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """Write the tokens of one delta; offsets count characters from the beginning of the reply."""
-        columns: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for each in tokens:
-            text = self._text(each.token)
-            columns["tokens"].append(text)
-            columns["token_logprobs"].append(max(each.logprobs.chosen, MIN_LOGPROB))
-            top = {self._text(token): max(value, MIN_LOGPROB) for token, value in each.logprobs.top}
-            columns["top_logprobs"].append(
-                {text: max(each.logprobs.chosen, MIN_LOGPROB), **top} if top else None
-            )
-            columns["text_offset"].append(self._offset)
-            self._offset += len(text)
-        return columns
+        """Write the tokens of one delta."""
+        return self._columns((each.token, each.logprobs) for each in tokens)
+
+    def echo(self, prompt: EchoedPrompt) -> dict[str, Any]:
+        """Write the first token of a prompt that the text begins with. Nothing is before it: it has no probability."""
+        self._prompt = prompt.tokens
+        # The tokens may spell a little more: one for the beginning of a text, or a blank before its first word.
+        self._shift = len(prompt.text) - sum(_begun_in(self._bytes_of(token)) for token in self._prompt)
+        return self._columns([(self._prompt[0], None)])
+
+    def prompt(self, scored: PromptLogprobs) -> dict[str, Any]:
+        """Write more tokens of that prompt."""
+        tokens = self._prompt[scored.start : scored.start + len(scored.logprobs)]
+        return self._columns(zip(tokens, scored.logprobs, strict=True))
 
     def fold(self, chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """Fold the chunks of a reply."""
@@ -151,12 +166,38 @@ class TextLogprobs:
         columns = list(chunks)
         return {name: [value for chunk in columns for value in chunk[name]] for name in names}
 
-    def _text(self, token: int) -> str:
-        data = self._bytes_of(token)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:  # part of a character, as OpenAI writes it
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+    def _columns(self, tokens: Iterable[tuple[int, Logprobs | None]]) -> dict[str, Any]:
+        columns: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token, logprobs in tokens:
+            data = self._bytes_of(token)
+            text, chosen, top = _shown(data), None, None
+            if logprobs is not None:
+                chosen = max(logprobs.chosen, MIN_LOGPROB)
+                others = {
+                    _shown(self._bytes_of(other)): max(value, MIN_LOGPROB) for other, value in logprobs.top
+                }
+                top = {text: chosen, **others}
+            columns["tokens"].append(text)
+            columns["token_logprobs"].append(chosen)
+            columns["top_logprobs"].append(top)
+            is_inside = (
+                0x80 <= int.from_bytes(data[:1]) < 0xC0
+            )  # of a character that the token before has begun
+            columns["text_offset"].append(max(0, self._begun - is_inside + self._shift))
+            self._begun += _begun_in(data)
+        return columns
+
+
+def _shown(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:  # part of a character, as OpenAI writes it
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _begun_in(data: bytes) -> int:
+    """Return how many characters begin in a piece of UTF-8."""
+    return sum(byte & 0xC0 != 0x80 for byte in data)
 
 
 type LogprobsFormat = ChatLogprobs | TextLogprobs
@@ -175,39 +216,16 @@ class Chunk:
     usage: UsageObject | None = None
     timings: TimingsObject | None = None
     reasoning: ReasoningObject | None = None
+    progress: ProgressObject | None = None
 
 
-class ChunkWriter(ABC):
-    """Implements api/base.py's `ReplyWriter`; a subclass says what its chunks and its whole object look like."""
+class ChoiceWriter(ABC):
+    """Writes the chunks of one choice. `logprobs` writes its log probabilities, if they are asked for."""
 
-    id_prefix: ClassVar[str]
-    chunk_object: ClassVar[str]
-    whole_object: ClassVar[str]
-
-    def __init__(
-        self,
-        model: str,
-        *,
-        include_usage: bool = False,
-        logprobs: LogprobsFormat | None = None,
-        reasoning: ReasoningObject | None = None,
-    ) -> None:
-        self.id = self.id_prefix + uuid.uuid4().hex
-        self._include_usage = include_usage
+    def __init__(self, *, logprobs: LogprobsFormat | None = None) -> None:
         self._logprobs = logprobs
-        self._reasoning_object = reasoning
         self._tokens: Sequence[TokenLogprobs] = ()
-        """Those of the content delta that comes next."""
-        self._head = {
-            "id": self.id,
-            "object": self.chunk_object,
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": _FINGERPRINT,
-        }
-        # Most chunks differ in their delta alone: the rest is written once.
-        self._before = "data: " + dumps(self._head)[:-1] + ',"choices":[{"index":0,'
-        self._after = ',"finish_reason":null}]}\n\n'
+        """Those of the content delta, or of the end, that comes next."""
 
     @abstractmethod
     def opening(self) -> list[Chunk]:
@@ -219,79 +237,163 @@ class ChunkWriter(ABC):
 
     @abstractmethod
     def choice(self, delta: dict[str, Any]) -> dict[str, Any]:
-        """Return how a choice carries a delta."""
+        """Return how the choice carries a delta."""
 
     @abstractmethod
     def whole_choice(self, deltas: dict[str, list[Any]]) -> dict[str, Any]:
-        """Return how a choice carries the whole reply, from the values that its deltas had for each key."""
+        """Return how the choice carries the whole reply, from the values that its deltas had for each key."""
 
-    def open(self) -> bytes:
-        """Return the opening chunks, or a comment: headers are sent with the first bytes."""
-        return b"".join(map(self._sse, self.opening())) or _comment("accepted")
-
-    def feed(self, event: ReplyEvent) -> bytes:
-        """Write one event."""
-        return b"".join(map(self._sse, self.chunks(event)))
-
-    def finish(self, end: StreamEnd, usage: Usage) -> bytes:
-        """Write the last chunks and OpenAI's end marker."""
-        return b"".join(map(self._sse, self._last(end, usage, include_usage=self._include_usage))) + DONE
-
-    def keepalive(self, progress: Progress | None = None) -> bytes:
-        """Return a comment, which clients ignore; during prefill it says how far that is."""
-        return _comment(f"keepalive {progress.processed}/{progress.total}" if progress else "keepalive")
-
-    def error(self, error: ApiError) -> bytes:
-        """Write an error in mid-stream: the status line is gone, so the error object travels as an event."""
-        return f"data: {dumps(error_object(error))}\n\n".encode()
-
-    def fold(self, events: Iterable[ReplyEvent], usage: Usage) -> bytes:
-        """Fold the chunks of all events into one object, always with usage and timings."""
-        chunks = self.opening()
-        for event in events:
-            if isinstance(event, StreamEnd):
-                chunks += self._last(event, usage, include_usage=True)
-            else:
-                chunks += self.chunks(event)
-        return json_text.body(self._whole(chunks))
-
-    def _last(self, end: StreamEnd, usage: Usage, *, include_usage: bool) -> list[Chunk]:
-        """Return the chunks of the end: usage in a chunk of its own if asked for, the rest on the last one."""
-        *chunks, finish = self.chunks(end)
-        last = Chunk(usage=usage_object(usage)) if include_usage else finish
-        last = replace(last, timings=timings_object(usage), reasoning=self._reasoning_object)
-        return [*chunks, finish, last] if include_usage else [*chunks, last]
-
-    def _sse(self, chunk: Chunk) -> bytes:
-        if chunk.delta and not (chunk.finish or chunk.usage or chunk.timings or chunk.logprobs):
-            return (self._before + dumps(self.choice(chunk.delta))[1:-1] + self._after).encode()
-        if chunk.usage is not None and chunk.finish is None:
-            choices = []
-        else:
-            logprobs = {"logprobs": chunk.logprobs} if chunk.logprobs is not None else {}
-            choices = [{"index": 0, **self.choice(chunk.delta), **logprobs, "finish_reason": chunk.finish}]
-        return f"data: {dumps({**self._head, 'choices': choices, **_extras(chunk)})}\n\n".encode()
-
-    def _whole(self, chunks: Iterable[Chunk]) -> dict[str, Any]:
+    def fold(self, chunks: Iterable[Chunk]) -> dict[str, Any]:
+        """Return the whole choice."""
         deltas: dict[str, list[Any]] = {}
         logprob_chunks: list[dict[str, Any]] = []
         finish: str | None = None
-        extras: dict[str, Any] = {}
         for chunk in chunks:
             for key, value in chunk.delta.items():
                 deltas.setdefault(key, []).append(value)
             if chunk.logprobs is not None:
                 logprob_chunks.append(chunk.logprobs)
             finish = chunk.finish or finish
-            extras |= _extras(chunk)
         logprobs = {"logprobs": self._logprobs.fold(logprob_chunks)} if self._logprobs is not None else {}
-        choice = {"index": 0, **self.whole_choice(deltas), **logprobs, "finish_reason": finish}
-        return {**self._head, "object": self.whole_object, "choices": [choice], **extras}
+        return {**self.whole_choice(deltas), **logprobs, "finish_reason": finish}
 
     def take_logprobs(self) -> dict[str, Any] | None:
         """Return the log probabilities of the content delta that is being written; None if not asked for."""
         tokens, self._tokens = self._tokens, ()
         return self._logprobs.chunk(tokens) if self._logprobs is not None else None
+
+    def ending(self, finish: str) -> Chunk:
+        """Return the chunk with the finish reason, and with the log probabilities of what ended the reply."""
+        return Chunk(finish=finish, logprobs=self.take_logprobs() if self._tokens else None)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyForm:
+    """What an API's replies are called: their ids, their chunks, and the object of a reply that is not streamed."""
+
+    id_prefix: str
+    chunk_object: str
+    whole_object: str
+
+
+class ChunkWriter:
+    """Implements api/base.py's `ReplyWriter`, for one choice or several.
+
+    Events are those of a `Reply` or a `ReplyGroup`. With `include_usage` a stream ends with the usage; `running_usage`
+    gives what each chunk is sent with. With `return_progress` a stream says how far prefill is.
+    """
+
+    def __init__(
+        self,
+        form: ReplyForm,
+        model: str,
+        choices: Sequence[ChoiceWriter],
+        *,
+        include_usage: bool = False,
+        running_usage: Callable[[], Usage] | None = None,
+        return_progress: bool = False,
+        reasoning: ReasoningObject | None = None,
+    ) -> None:
+        self.id = form.id_prefix + uuid.uuid4().hex
+        self._form = form
+        self._choices = choices
+        self._include_usage = include_usage
+        self._running_usage = running_usage
+        self._return_progress = return_progress
+        self._reasoning_object = reasoning
+        self._started = time.monotonic()
+        self._num_ended = 0
+        self._last: tuple[int, Chunk] | None = None
+        """The chunk with the finish reason of the choice that ends last: more may go with it."""
+        self._head = {
+            "id": self.id,
+            "object": form.chunk_object,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": _FINGERPRINT,
+        }
+        # Most chunks differ in their delta alone: the rest is written once.
+        self._before = "data: " + dumps(self._head)[:-1] + ',"choices":[{"index":'
+        self._after = ',"finish_reason":null}]}\n\n'
+
+    def open(self) -> bytes:
+        """Return the opening chunks, or a comment: headers are sent with the first bytes."""
+        opening = [
+            self._sse(index, chunk) for index, each in enumerate(self._choices) for chunk in each.opening()
+        ]
+        return b"".join(opening) or _comment("accepted")
+
+    def feed(self, event: ReplyEvent | GroupEvent) -> bytes:
+        """Write one event."""
+        index, event = _of_choice(event)
+        chunks = self._choices[index].chunks(event)
+        if isinstance(event, StreamEnd):
+            self._num_ended += 1
+            if self._num_ended == len(self._choices):
+                self._last = index, chunks.pop()
+        return b"".join([self._sse(index, chunk) for chunk in chunks])
+
+    def finish(self, end: StreamEnd, usage: Usage) -> bytes:
+        """Write the last chunks and OpenAI's end marker: usage in a chunk of its own if asked for."""
+        data = self.feed(end) if self._last is None else b""
+        assert self._last is not None
+        index, finish = self._last
+        timings, reasoning = timings_object(usage), self._reasoning_object
+        if self._include_usage:
+            data += self._sse(index, finish)
+            finish = Chunk(usage=usage_object(usage))
+        return data + self._sse(index, replace(finish, timings=timings, reasoning=reasoning)) + DONE
+
+    def keepalive(self, progress: Progress | None = None) -> bytes:
+        """Return a comment, which clients ignore; during prefill it says how far that is."""
+        return _comment(f"keepalive {progress.processed}/{progress.total}" if progress else "keepalive")
+
+    def progress(self, progress: Progress) -> bytes:
+        """Write how far prefill is as a chunk, under llama.cpp's names, if the request asks for it."""
+        if not self._return_progress:
+            return b""
+        values: ProgressObject = {
+            "total": progress.total,
+            "cache": progress.cached,
+            "processed": progress.processed,
+            "time_ms": round((time.monotonic() - self._started) * 1000),
+        }
+        return self._sse(0, Chunk(progress=values))
+
+    def error(self, error: ApiError) -> bytes:
+        """Write an error in mid-stream: the status line is gone, so the error object travels as an event."""
+        return f"data: {dumps(error_object(error))}\n\n".encode()
+
+    def fold(self, events: Iterable[ReplyEvent | GroupEvent], usage: Usage) -> bytes:
+        """Fold the chunks of all events into one object, always with usage and timings."""
+        chunks = [each.opening() for each in self._choices]
+        for event in events:
+            if isinstance(event, GroupEvent) or len(chunks) == 1:  # else the end of all
+                index, event = _of_choice(event)
+                chunks[index] += self._choices[index].chunks(event)
+        last = Chunk(
+            usage=usage_object(usage), timings=timings_object(usage), reasoning=self._reasoning_object
+        )
+        choices = [{"index": index, **each.fold(chunks[index])} for index, each in enumerate(self._choices)]
+        whole = {**self._head, "object": self._form.whole_object, "choices": choices, **_extras(last)}
+        return json_text.body(whole)
+
+    def _sse(self, index: int, chunk: Chunk) -> bytes:
+        choice, running_usage = self._choices[index].choice, self._running_usage
+        if chunk.delta and running_usage is None and not (chunk.finish or chunk.logprobs):
+            return f"{self._before}{index},{dumps(choice(chunk.delta))[1:-1]}{self._after}".encode()
+        if chunk.usage is not None:
+            choices = []
+        else:
+            logprobs = {"logprobs": chunk.logprobs} if chunk.logprobs is not None else {}
+            choices = [{"index": index, **choice(chunk.delta), **logprobs, "finish_reason": chunk.finish}]
+            if running_usage is not None:
+                chunk = replace(chunk, usage=usage_object(running_usage()))
+        return f"data: {dumps({**self._head, 'choices': choices, **_extras(chunk)})}\n\n".encode()
+
+
+def _of_choice(event: ReplyEvent | GroupEvent) -> tuple[int, ReplyEvent]:
+    return (event.index, event.event) if isinstance(event, GroupEvent) else (0, event)
 
 
 def _comment(text: str) -> bytes:
@@ -299,5 +401,10 @@ def _comment(text: str) -> bytes:
 
 
 def _extras(chunk: Chunk) -> dict[str, Any]:
-    pairs = (("usage", chunk.usage), ("timings", chunk.timings), ("reasoning", chunk.reasoning))
+    pairs = (
+        ("usage", chunk.usage),
+        ("timings", chunk.timings),
+        ("reasoning", chunk.reasoning),
+        ("prompt_progress", chunk.progress),
+    )
     return {key: value for key, value in pairs if value is not None}

@@ -21,7 +21,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Protocol
 from zlib import crc32
 
-from mlx_backend.engine.base import GenerationRequest, Progress, Sampling, TokenDelta
+from mlx_backend.engine.base import GenerationRequest, Progress, PromptLogprobs, Sampling, TokenDelta
 from mlx_backend.engine.batch import Batch, Ended
 from mlx_backend.engine.distributed.transport import RESTART_ALL
 from mlx_backend.errors import EngineError, EngineRefused, EngineStopped
@@ -228,6 +228,8 @@ def add_to_checksum(checksum: int, key: int, outcome: Outcome) -> int:
             result: object = token
         case Progress(processed=processed, cached=cached):
             result = processed, cached
+        case PromptLogprobs(start):
+            result = start
         case Ended(reason):
             result = reason
         case _:

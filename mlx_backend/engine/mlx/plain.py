@@ -120,7 +120,7 @@ class PlainBatch:
 
     def admits(self, request: GenerationRequest) -> bool:
         """Say yes to every request that it can run. Raises EngineRefused for the others."""
-        if request.images or request.logprobs is not None:
+        if request.images or request.logprobs is not None or request.prompt_logprobs is not None:
             raise EngineRefused("The plain engine sees no images, and gives no log probabilities.")
         return True
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 import logging
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import median_high
 from time import perf_counter
@@ -25,12 +26,13 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from mlx_backend.device.mlx import prepares_for_lengths, trim_buffers
-from mlx_backend.engine.base import Progress
+from mlx_backend.engine.base import Progress, PromptLogprobs
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx.arrays import evaluate_async
 from mlx_backend.engine.mlx.chunk_cost import CHUNK_SIZES, RUN_OVERHEAD, padded_sizes
 from mlx_backend.engine.mlx.kv_cache import rewind
 from mlx_backend.engine.mlx.packed_forward import ForwardError, run_packed
+from mlx_backend.engine.mlx.sampling import TokenRows
 from mlx_backend.engine.mlx.sequences import PrefilledSequence
 from mlx_backend.errors import EngineError
 
@@ -62,6 +64,8 @@ few tokens again where prompts part between two is cheaper.
 """
 MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES = 32, 64 << 20
 """The most logits, and their bytes, that are computed for nothing in a prompt's last chunk, to save a run."""
+MAX_SCORED_BYTES = 64 << 20
+"""The most bytes of logits in a chunk of a prompt whose log probabilities are asked for."""
 REQUESTS_PER_PRIORITY = 32
 """Number of requests that may arrive before a prompt of the next better priority, which still overtakes them."""
 MIN_TOKENS_TO_STORE = 64
@@ -70,12 +74,16 @@ MIN_TOKENS_TO_STORE = 64
 
 @dataclass(slots=True, eq=False)
 class PrefillJob:
-    """A prompt on its way into a KV cache. `layers` is None until its first chunk is planned."""
+    """A prompt on its way into a KV cache. `layers` is None until its first chunk is planned.
+
+    `scores` are the log probabilities of its own tokens that were not emitted yet, each with its first one's position.
+    """
 
     sequence: DecodingSequence
     boundaries: tuple[int, ...]  # positions of checkpoints, ascending; the last is the prompt's end
     layers: LayerCaches | None = None
     num_prefilled: int = 0
+    scores: list[tuple[int, TokenRows]] = field(default_factory=list)
 
     @property
     def remaining(self) -> int:
@@ -86,6 +94,14 @@ class PrefillJob:
     def has_reply(self) -> bool:
         """Whether a reply follows; if not, the prompt is only prefilled for the prefix cache."""
         return self.sequence.request.max_tokens > 0
+
+    def score(self, logits: mx.array) -> list[mx.array]:
+        """Have the tokens after those of the next chunk scored by its logits; return the arrays to compute."""
+        start = self.num_prefilled + 1
+        tokens = mx.array(self.sequence.tokens[start : start + logits.shape[0]])
+        scored = TokenRows(logits, tokens, self.sequence.request.prompt_logprobs or 0)
+        self.scores.append((start, scored))
+        return scored.arrays
 
 
 class PrefillPacer:
@@ -189,13 +205,16 @@ class PrefillQueue:
         self.pads_chunks = runtime.abilities.can_rewind and prepares_for_lengths()
         vocabulary_size = runtime.networks.model.tokenizer.vocabulary_size
         self.max_spare_logits = min(MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES // (4 * vocabulary_size))
+        self._max_scored = max(1, MAX_SCORED_BYTES // (4 * vocabulary_size))
         self._on_gone = on_gone
         self._shared = shared
 
     def add(self, sequence: DecodingSequence) -> None:
         """Queue a sequence's prompt."""
         end = len(sequence.tokens)
-        boundaries = {*sequence.request.checkpoints, end - 1} if self._prefix_store.enabled else {end - 1}
+        boundaries = {end - 1}  # the last token runs with the replies' next ones
+        if self._prefix_store.enabled and not sequence.needs_prompt_logprobs:
+            boundaries |= {*sequence.request.checkpoints}
         if sequence.request.max_tokens == 0:  # only the whole prompt is to be stored
             boundaries = set()
         checkpoints = sorted(each for each in boundaries if each > 0 and sequence.images.can_store(each))
@@ -247,7 +266,8 @@ class PrefillQueue:
             max_spare_logits = 0
         runs: dict[tuple[str, int], list[tuple[PrefillJob, int]]] = {}  # by adapter, and number of the chunk
         for job in step.finishing:
-            *ends, _ = self._chunk_ends(job, job.boundaries[-1], max_spare_logits)
+            spare_logits = 0 if job.sequence.needs_prompt_logprobs else max_spare_logits
+            *ends, _ = self._chunk_ends(job, job.boundaries[-1], spare_logits)
             for number, end in enumerate(ends):
                 runs.setdefault((job.sequence.adapter, number), []).append((job, end))
         for run in runs.values():
@@ -268,6 +288,7 @@ class PrefillQueue:
         if sequence.images:
             sequence.images.forget()
             self._runtime.cache_budget.reserve_seeing(sequence.key, 0)  # some may have been seen before
+        yield from _scored(job)
         yield from _progress(job)
 
     def on_packed_failure(self, error: ForwardError) -> None:
@@ -311,6 +332,7 @@ class PrefillQueue:
             yield self.fail(job, error)
             return
         self.pacer.record(job.num_prefilled - before, perf_counter() - started)
+        yield from _scored(job)
         yield from _progress(job)
         if not job.remaining:
             self.jobs.remove(job)
@@ -335,7 +357,9 @@ class PrefillQueue:
     def _run(self, chunks: Sequence[tuple[PrefillJob, int]]) -> list[mx.array]:
         """Prefill prompts up to positions in them, in one run; return the arrays to compute: the caches, no logits.
 
-        Chunks may be filled up with tokens that are taken back from the caches. Nothing before them sees those.
+        Prompts that need log probabilities run with others of their kind only, and what is asked for of their logits is
+        among the arrays. Chunks may be filled up with tokens that are taken back from the caches. Nothing before them
+        sees those.
         """
         network = self._runtime.networks.by_adapter[chunks[0][0].sequence.adapter]
         segments, spare = [], []
@@ -345,13 +369,18 @@ class PrefillQueue:
             # Several sizes where an image that may not be cut has made the chunk longer.
             spare.append(sum(padded_sizes(end - start)) - (end - start) if self.pads_chunks else 0)
             segments.append(job.sequence.segment(network, start, end, job.layers, spare[-1]))
-        with self._runtime.filling_caches():
-            run_packed(network, segments)
+        is_scored = chunks[0][0].sequence.needs_prompt_logprobs
+        with nullcontext() if is_scored else self._runtime.filling_caches():
+            logits = run_packed(network, segments)
+        scores, row = [], 0
+        for (job, end), count in zip(chunks, spare, strict=True) if is_scored else ():
+            scores += job.score(logits[row : row + end - job.num_prefilled])
+            row += end - job.num_prefilled + count
         total = sum(end - job.num_prefilled for job, end in chunks) + sum(spare)
         for (job, end), segment, count in zip(chunks, segments, spare, strict=True):
             rewind(segment.layers, count)
             self._advance(job, end, total)
-        return [layer.state for segment in segments for layer in segment.layers]
+        return [*(layer.state for segment in segments for layer in segment.layers), *scores]
 
     def _advance(self, job: PrefillJob, end: int, total: int) -> None:
         """Note that a prompt is prefilled up to `end`, in a run of `total` tokens, and store the checkpoints there.
@@ -408,7 +437,10 @@ class PrefillQueue:
             share = half if others else budget
         shares = [(first, share)]
         budget -= share
+        is_scored = first.sequence.needs_prompt_logprobs
         for job in others:
+            if job.sequence.needs_prompt_logprobs != is_scored:
+                continue
             if self._will_find_more([each for each, _ in shares], job):
                 continue
             share = self._look_up(job)
@@ -421,6 +453,8 @@ class PrefillQueue:
     def _chunk_size(self, first: PrefillJob, share: float, *, others_wait: bool) -> int:
         start = first.num_prefilled
         size = self.pacer.chunk_size(start, others_wait=others_wait, share=share)
+        if first.sequence.needs_prompt_logprobs:
+            size = min(size, max(1, int(self._max_scored * share)))
         asks = first.has_reply  # a warm-up takes nothing from other models
         return self._runtime.cache_budget.fitting_chunk(start, size, asks=asks)
 
@@ -429,7 +463,9 @@ class PrefillQueue:
         if job.layers is None:
             sequence = job.sequence
             end = job.boundaries[-1]
-            known, layers = self._prefix_store.find(sequence, end - 1 if job.has_reply else end)
+            known, layers = 0, None
+            if not sequence.needs_prompt_logprobs:
+                known, layers = self._prefix_store.find(sequence, end - 1 if job.has_reply else end)
             job.layers = (
                 layers if layers is not None else self._runtime.networks.fresh_layers(sequence.adapter)
             )
@@ -439,15 +475,15 @@ class PrefillQueue:
 
     def _max_remaining(self, job: PrefillJob) -> int:
         """Return how many tokens remain of a prompt at most; it is not looked up, which would count as a use."""
-        if job.layers is not None:
+        if job.layers is not None or job.sequence.needs_prompt_logprobs:
             return job.remaining
         return job.remaining - self._prefix_store.covered_tokens(job.sequence)
 
     def _will_find_more(self, before: Sequence[PrefillJob], job: PrefillJob) -> bool:
         """Whether a prompt will find more in the prefix cache once these before it are prefilled."""
-        if not self._prefix_store.enabled:
-            return False
         sequence = job.sequence
+        if not self._prefix_store.enabled or sequence.needs_prompt_logprobs:
+            return False
         length = len(sequence.tokens)
         covered = length - self._max_remaining(job)
         return any(
@@ -456,6 +492,18 @@ class PrefillQueue:
             if each.sequence.adapter == sequence.adapter
             for boundary in each.boundaries
         )
+
+
+def _scored(job: PrefillJob) -> Iterator[tuple[int, Outcome]]:
+    """Emit log probabilities of the prompt, without those that were emitted before it was preempted."""
+    sequence = job.sequence
+    for start, scores in job.scores:
+        count = sequence.request.prompt_logprobs or 0
+        first = max(start, sequence.num_scored)
+        if rows := scores.rows(first - start, None, count):
+            yield sequence.key, PromptLogprobs(first, tuple(rows))
+            sequence.num_scored = first + len(rows)
+    job.scores.clear()
 
 
 def _progress(job: PrefillJob) -> Iterator[tuple[int, Outcome]]:

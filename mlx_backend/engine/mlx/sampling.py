@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from mlx_backend.engine.base import UNBOUNDED_TOKENS, Logprobs
-from mlx_backend.engine.mlx.arrays import as_floats, as_ints
+from mlx_backend.engine.mlx.arrays import as_floats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -189,17 +189,16 @@ class SamplePosition:
     penalties: PenaltyState | None
 
 
-class StepLogprobs:
-    """The log probabilities of one step, for the rows whose requests ask for them; available once it is computed."""
+class TokenRows:
+    """The log probabilities of a token for each row of logits, and of the likeliest there, once they are computed.
 
-    def __init__(self, logits: mx.array, sampled: mx.array, positions: Sequence[SamplePosition]) -> None:
-        wanted = [row for row, position in enumerate(positions) if position.sampler.logprobs is not None]
-        self._index = {row: index for index, row in enumerate(wanted)}
-        rows = mx.array(wanted)
-        logits = logits[rows].astype(mx.float32)
+    Of the logits ([rows, vocabulary]) nothing else is held.
+    """
+
+    def __init__(self, logits: mx.array, tokens: mx.array, max_count: int) -> None:
+        logits = logits.astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        self._sampled = mx.take_along_axis(logprobs, sampled[rows][:, None].astype(mx.int32), axis=-1)[:, 0]
-        max_count = max(position.sampler.logprobs or 0 for position in positions)
+        self._chosen = mx.take_along_axis(logprobs, tokens[:, None].astype(mx.int32), axis=-1)[:, 0]
         self._top: tuple[mx.array, mx.array] | None = None  # the likeliest tokens, and their values
         if max_count:
             tokens = mx.argpartition(-logprobs, kth=max_count - 1, axis=-1)[:, :max_count]
@@ -210,16 +209,36 @@ class StepLogprobs:
     @property
     def arrays(self) -> list[mx.array]:
         """The arrays that are still to be computed."""
-        return [self._sampled, *(self._top or ())]
+        return [self._chosen, *(self._top or ())]
 
     def of(self, row: int, count: int) -> Logprobs:
         """Return a row's log probabilities, with the `count` likeliest tokens."""
-        index = self._index[row]
-        [sampled] = as_floats(self._sampled[index : index + 1])
+        [found] = self.rows(row, row + 1, count)
+        return found
+
+    def rows(self, start: int, end: int | None, count: int) -> list[Logprobs]:
+        """Return those of several rows, by default to the last one."""
+        chosen = as_floats(self._chosen[start:end])
         if self._top is None or not count:
-            return Logprobs(sampled)
-        tokens, values = as_ints(self._top[0][index, :count]), as_floats(self._top[1][index, :count])
-        return Logprobs(sampled, tuple(zip(tokens, values, strict=True)))
+            return [Logprobs(value) for value in chosen]
+        tokens, values = (array[start:end, :count].tolist() for array in self._top)
+        pairs = zip(chosen, tokens, values, strict=True)  # type: ignore[arg-type]  # lists of lists
+        return [Logprobs(value, tuple(zip(*top, strict=True))) for value, *top in pairs]
+
+
+class StepLogprobs(TokenRows):
+    """Those of the tokens sampled in one step, for the rows whose requests ask for them."""
+
+    def __init__(self, logits: mx.array, sampled: mx.array, positions: Sequence[SamplePosition]) -> None:
+        wanted = [row for row, position in enumerate(positions) if position.sampler.logprobs is not None]
+        self._index = {row: index for index, row in enumerate(wanted)}
+        max_count = max(position.sampler.logprobs or 0 for position in positions)
+        rows = mx.array(wanted)
+        super().__init__(logits[rows], sampled[rows], max_count)
+
+    def of(self, row: int, count: int) -> Logprobs:
+        """Return those of a row of the step."""
+        return super().of(self._index[row], count)
 
 
 def sample(logits: mx.array, positions: Sequence[SamplePosition]) -> tuple[mx.array, StepLogprobs | None]:

@@ -47,6 +47,7 @@ class DecodingSequence:
     num_cached: int = 0  # tokens of the prompt that were in the prefix cache
     num_sampled: int = 0
     num_emitted: int = 0
+    num_scored: int = 1  # tokens of the prompt whose log probabilities were emitted; the first has none
     # Tokens before the last sampled one that were taken back from the caches (rewinding.py).
     num_to_replay: int = 0
     penalties: PenaltyState | None = None
@@ -66,6 +67,12 @@ class DecodingSequence:
         All but the last sampled one and those that have to run again before it.
         """
         return len(self.request.prompt) + self.num_sampled - 1 - self.num_to_replay
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether log probabilities of the prompt's tokens are asked for and still missing."""
+        request = self.request
+        return request.prompt_logprobs is not None and self.num_scored < len(request.prompt)
 
     @property
     def to_replay(self) -> list[int]:

@@ -81,10 +81,11 @@ def test_text_completions_have_columns(server: RunningServer) -> None:
     choice = only_choice(reply)
     columns = choice["logprobs"]
     assert columns.keys() == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
-    assert "".join(columns["tokens"]) == choice["text"]
+    assert "".join(columns["tokens"]) == choice["text"] + "<|return|>"
+    assert len(columns["tokens"]) == reply["usage"]["completion_tokens"]
     assert columns["text_offset"][0] == 0
     for offset, token in zip(columns["text_offset"], columns["tokens"], strict=True):
-        assert choice["text"][offset:].startswith(token)
+        assert (choice["text"] + "<|return|>")[offset:].startswith(token)
     for token, value, top in zip(
         columns["tokens"], columns["token_logprobs"], columns["top_logprobs"], strict=True
     ):

@@ -52,7 +52,12 @@ def part(kind: str) -> dict[str, Any]:
 
 # the fields beside messages | the field to blame | what the message must mention
 FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
-    ({"n": 2}, "n", "one answer"),
+    ({"n": 0}, "n", "greater than or equal to 1; got 0"),
+    ({"n": 129}, "n", "which is 128 (--max-choices)"),
+    ({"n": 2, "best_of": 3}, "best_of", "best_of = 3"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs", "send echo and logprobs to /v1/completions"),
+    ({"echo": True}, "echo", "only /v1/completions"),
+    ({"suffix": "b"}, "suffix", "only /v1/completions"),
     ({"n": "two"}, "n", '"two"'),
     ({"response_format": {"type": "xml"}}, "response_format", "json_object"),
     ({"response_format": "json"}, "response_format", "json_object"),
@@ -257,8 +262,12 @@ def test_an_unknown_adapter_is_reported_under_the_requests_own_field(client: Cli
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt[1]"),
+        ({"prompt": ["a", 5]}, "prompt[1]"),
+        ({"prompt": [[1], []]}, "prompt[1]"),
+        ({"prompt": [[1], [True]]}, "prompt[1]"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": ["a"] * 65, "n": 2}, "n"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": None}, "prompt"),
@@ -269,8 +278,11 @@ def test_an_unknown_adapter_is_reported_under_the_requests_own_field(client: Cli
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": [10**9]}, "prompt"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
-        ({"prompt": "a", "echo": True}, "echo"),
+        ({"prompt": "a", "n": 2, "best_of": 1}, "best_of"),
+        ({"prompt": "a", "echo": "yes"}, "echo"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "suffix": "b", "echo": True}, "echo"),
+        ({"prompt": "a", "max_tokens": -2}, "max_tokens"),
         ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format"),
         ({"prompt": "a", "extra_body": {"guided_choice": ["b"]}}, "guided_choice"),
         ({"prompt": "a", "structured_outputs": {"regex": "b"}}, "structured_outputs"),
@@ -316,7 +328,7 @@ def test_an_unexpected_exception_is_a_500_with_a_number_that_is_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Surprising(ScriptedEngine):
-        def generate(self, request: object) -> Any:
+        def generate(self, *_: object) -> Any:
             raise ZeroDivisionError("secret detail")
 
     with Surprising([]) as engine:

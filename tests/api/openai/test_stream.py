@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mlx_backend.api.errors import ApiError
-from mlx_backend.api.openai.chat import ChatWriter
-from mlx_backend.api.openai.completions import TextWriter
-from mlx_backend.api.openai.stream import usage_object
+from mlx_backend.api.openai import chat, completions
+from mlx_backend.api.openai.stream import ChunkWriter, usage_object
 from mlx_backend.chat.reply import Usage
 from mlx_backend.conversation.events import (
     Channel,
@@ -28,7 +27,6 @@ from mlx_backend.settings import ReasoningField, ReasoningFormat
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mlx_backend.api.openai.stream import ChunkWriter
     from mlx_backend.conversation.events import Event
 
 ANSWER: list[Event] = [
@@ -52,8 +50,13 @@ CALL: list[Event] = [
 USAGE = Usage(10, completion_tokens=4, reasoning_tokens=3, cached_tokens=2, decode_seconds=2.0)
 
 
-def chat_writer(**options: Any) -> ChatWriter:
-    return ChatWriter("m", call_id=lambda index: f"call_{index}", **options)
+def chat_writer(*, include_usage: bool = False, **options: Any) -> ChunkWriter:
+    choice = chat.ChatWriter(call_id=lambda index: f"call_{index}", **options)
+    return ChunkWriter(chat.FORM, "m", [choice], include_usage=include_usage)
+
+
+def text_writer() -> ChunkWriter:
+    return ChunkWriter(completions.FORM, "m", [completions.TextWriter()])
 
 
 def streamed(writer: ChunkWriter, events: Sequence[Event]) -> list[dict[str, Any]]:
@@ -176,8 +179,10 @@ def test_hidden_reasoning_is_not_sent() -> None:
     }
 
 
-@pytest.mark.parametrize("writer", [chat_writer, lambda: TextWriter("m")])
-def test_every_chunk_has_the_same_head(writer: Any) -> None:
+@pytest.mark.parametrize(
+    ("writer", "name"), [(chat_writer, "chat.completion.chunk"), (text_writer, "text_completion")]
+)
+def test_every_chunk_has_the_same_head(writer: Any, name: str) -> None:
     one = writer()
     heads = {
         json.dumps({key: value for key, value in chunk.items() if key not in ("choices", "timings")})
@@ -185,7 +190,7 @@ def test_every_chunk_has_the_same_head(writer: Any) -> None:
     }
     [head] = heads
     assert json.loads(head)["id"] == one.id
-    assert json.loads(head)["object"] == one.chunk_object
+    assert json.loads(head)["object"] == name
 
 
 def test_a_chat_chunk_has_one_choice_with_its_delta() -> None:
@@ -225,15 +230,15 @@ def test_a_reply_that_is_not_streamed_always_has_usage_and_timings() -> None:
 
 def test_a_text_completion_has_text_and_no_message() -> None:
     events: list[Event] = [ContentDelta("on"), StreamEnd("stop")]
-    whole = json.loads(TextWriter("m").fold(events, USAGE))
+    whole = json.loads(text_writer().fold(events, USAGE))
     assert whole["choices"] == [{"index": 0, "text": "on", "finish_reason": "stop"}]
-    text, finish = streamed(TextWriter("m"), events)
+    text, finish = streamed(text_writer(), events)
     assert text["choices"] == [{"index": 0, "text": "on", "finish_reason": None}]
     assert finish["choices"] == [{"index": 0, "text": "", "finish_reason": "stop"}]
 
 
 def test_a_stream_without_an_opening_chunk_opens_with_a_comment() -> None:
-    assert TextWriter("m").open() == b": accepted\n\n"
+    assert text_writer().open() == b": accepted\n\n"
 
 
 def test_a_silence_is_filled_with_comments_that_say_how_far_the_prefill_is() -> None:

@@ -1,0 +1,65 @@
+"""Filling in the middle: the markers of each family, found in its vocabulary, and the order it was trained with."""
+
+from __future__ import annotations
+
+import pytest
+from scripted_engine import ScriptedEngine
+from scripted_server import client_of
+
+from mlx_backend.chat.infill import FORMATS
+
+# what the model knows | the prompt for "before" and "after"
+FAMILIES = {
+    "Qwen-Coder": (
+        ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
+        "<|fim_prefix|>before<|fim_suffix|>after<|fim_middle|>",
+    ),
+    "DeepSeek-Coder": (
+        ("<｜fim▁hole｜>", "<｜fim▁begin｜>", "<｜fim▁end｜>"),
+        "<｜fim▁begin｜>before<｜fim▁hole｜>after<｜fim▁end｜>",
+    ),
+    "StarCoder": (
+        ("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"),
+        "<fim_prefix>before<fim_suffix>after<fim_middle>",
+    ),
+    "CodeLlama": (("▁<PRE>", "▁<MID>", "▁<SUF>", "▁<EOT>"), "▁<PRE>before▁<SUF>after▁<MID>"),
+    "Codestral": (("[PREFIX]", "[MIDDLE]", "[SUFFIX]"), "[SUFFIX]after[PREFIX]before"),
+    "Seed-Coder": (
+        ("<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"),
+        "<[fim-suffix]>after<[fim-prefix]>before<[fim-middle]>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_suffix_is_written_as_the_family_was_trained(name: str) -> None:
+    markers, prompt = FAMILIES[name]
+    with ScriptedEngine(lambda _: "between", markers=markers, chat_template=None) as engine:
+        client = client_of(engine)
+        for before in ("before", engine.tokenizer.encode("before", control_tokens=False)):
+            reply = client.post("/v1/completions", json={"prompt": before, "suffix": "after"}).get_json()
+            assert engine.requests[-1].prompt == prompt
+            assert reply["choices"][0]["text"] == "between"
+            assert reply["usage"]["prompt_tokens"] == len(engine.requests[-1].request.prompt)
+
+
+def test_a_gap_ends_where_the_model_says_so_also_with_a_marker_that_is_no_end_token() -> None:
+    markers = FAMILIES["Qwen-Coder"][0]
+    with ScriptedEngine(lambda _: "x = 1<|fim_pad|>def", markers=markers, chat_template=None) as engine:
+        client = client_of(engine)
+        filled = client.post("/v1/completions", json={"prompt": "a", "suffix": "b"}).get_json()["choices"][0]
+        assert (filled["text"], filled["finish_reason"]) == ("x = 1", "stop")
+        plain = client.post("/v1/completions", json={"prompt": "a", "suffix": ""}).get_json()["choices"][0]
+        assert plain["text"] == "x = 1<|fim_pad|>def"
+
+
+def test_no_two_families_share_their_markers() -> None:
+    assert len({(each.prefix, each.suffix, each.middle) for each in FORMATS}) == len(FORMATS)
+
+
+def test_a_model_without_such_tokens_says_so() -> None:
+    with ScriptedEngine(lambda _: "x", model_id="someone/chatty") as engine:
+        response = client_of(engine).post("/v1/completions", json={"prompt": "a", "suffix": "b"})
+        error = response.get_json()["error"]
+        assert (response.status_code, error["param"], error["code"]) == (400, "suffix", "unsupported_value")
+        assert "someone/chatty cannot fill in text before a suffix" in error["message"]
