@@ -10,6 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlx_backend.models.config_names import with_both_names
 from mlx_backend.models.templates import stand_in
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ _MAX_JSON_BYTES = 16 << 20
 """Bytes of a file that should be small."""
 _MAX_TEMPLATE_BYTES = 512 << 10
 """Bytes of a template; the longest that are published have about 20 KiB."""
+_WITH_TOOLS = "tool_use"
+"""The usual name of a second template, which is used when there are tools."""
 _TOKENIZER_HEAD = 1 << 20
 """Characters of tokenizer.json that are read; the added tokens come before the vocabulary."""
 _ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
@@ -106,11 +109,11 @@ def context_length(config: Mapping[str, Any]) -> int | None:
 
     Positions scaled with YaRN are counted as scaled; for other kinds of scaling the configured figure includes it.
     """
-    config = of_text(config)
+    config = of_text(with_both_names(config))
     own_key = _OWN_CONTEXT_KEYS.get(str(config.get("model_type")))
     lengths = (config.get(key) for key in (*CONTEXT_KEYS, *([own_key] if own_key else ())))
     length = next((value for value in lengths if _is_count(value) and value <= _MAX_CONTEXT), None)
-    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    scaling = config.get("rope_scaling")
     if length is None or not isinstance(scaling, dict):
         return length
     original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
@@ -145,26 +148,54 @@ def sampling_advice(folder: Path) -> dict[str, float]:
 
 
 def chat_template(folder: Path) -> str | None:
-    """Return the source of the template a tokenizer would load: from a file of its own, else tokenizer_config.json.
+    """Return the source of a model's template; where it names a function of mlx-lm's in place of one, its stand-in."""
+    return own_chat_template(folder) or stand_in(_tokenizer_config(folder).get("chat_template_type"))
 
-    Where that names a function of mlx-lm's in place of a template, its stand-in.
+
+def own_chat_template(folder: Path) -> str | None:
+    """Return the source of the template in a model's files: a file of its own, or tokenizer_config.json's.
+
+    Where there is another for conversations with tools (`tool_use`), the two become one that chooses between them.
     """
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        if file.stat().st_size > _MAX_TEMPLATE_BYTES:
-            raise ValueError(f"{file.name} is larger than {_MAX_TEMPLATE_BYTES >> 10} KiB")
-        return file.read_text(encoding="utf-8")
-    settings = _tokenizer_config(folder)
-    template = settings.get("chat_template")
-    if isinstance(template, list):  # several, by name
-        template = {
-            entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)
-        }.get("default")
-    if isinstance(template, str) and len(template) > _MAX_TEMPLATE_BYTES:
-        raise ValueError(
-            f"the chat template in tokenizer_config.json is larger than {_MAX_TEMPLATE_BYTES >> 10} KiB"
-        )
-    return template if isinstance(template, str) else stand_in(settings.get("chat_template_type"))
+    found = _named_templates(_tokenizer_config(folder).get("chat_template"))
+    if not found and (file := folder / "chat_template.json").is_file():  # which some processors have, alone
+        found = _named_templates(read_json(file).get("chat_template"))
+    for name, file in (
+        ("default", folder / "chat_template.jinja"),
+        (_WITH_TOOLS, folder / "additional_chat_templates" / f"{_WITH_TOOLS}.jinja"),
+    ):
+        if file.is_file():
+            if file.stat().st_size > _MAX_TEMPLATE_BYTES:
+                raise ValueError(f"{file.name} is larger than {_MAX_TEMPLATE_BYTES >> 10} KiB")
+            found[name] = file.read_text(encoding="utf-8")
+    for template in found.values():
+        if len(template) > _MAX_TEMPLATE_BYTES:
+            raise ValueError(
+                f"the chat template in tokenizer_config.json is larger than {_MAX_TEMPLATE_BYTES >> 10} KiB"
+            )
+    with_tools, without = found.get(_WITH_TOOLS), found.get("default")
+    if with_tools is None or without is None or with_tools == without:
+        return without or with_tools
+    # Jinja drops a template's last line break; the empty texts keep white space that is next to a block.
+    inner = (
+        "{{ '' }}" + with_tools.removesuffix("\n") + "{{ '' }}",
+        "{{ '' }}" + without.removesuffix("\n") + "{{ '' }}",
+    )
+    return "{% if tools %}" + inner[0] + "{% else %}" + inner[1] + "{% endif %}"
+
+
+def _named_templates(given: Any) -> dict[str, str]:
+    """Return templates by name, as transformers writes one, or a list of several."""
+    if isinstance(given, str):
+        return {"default": given}
+    entries = given if isinstance(given, list) else []
+    return {
+        entry["name"]: entry["template"]
+        for entry in entries
+        if isinstance(entry, dict)
+        and isinstance(entry.get("name"), str)
+        and isinstance(entry.get("template"), str)
+    }
 
 
 def response_template(folder: Path) -> Any:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import time
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mlx_backend.errors import EngineError, EngineStopped, first_line
-from mlx_backend.models.files import ENCODERS, read_json
+from mlx_backend.errors import EngineError, first_line
+from mlx_backend.models.files import ENCODERS, read_json, read_json_or_empty
+from mlx_backend.models.tasks import why_not_served
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -36,6 +38,8 @@ layers of sentence transformers.
 """
 LISTING_SECONDS: Final = 10
 _INDEX: Final = "model.safetensors.index.json"
+_PART: Final = re.compile(r"(model.*)-(\d+)-of-(\d+)\.safetensors")
+"""The name of a part of the weights: what they are called, its number, and how many there are."""
 _ADAPTER_WEIGHTS: Final = "adapters.safetensors"  # what mlx-lm loads
 _PYTORCH: Final = ("*.bin", "*.pt", "*.pth", "consolidated*.safetensors")
 _MLX_VERSION: Final = (
@@ -74,15 +78,29 @@ def _mtime(path: Path) -> int | None:
         return None
 
 
-def models_below(root: Path, changes: ChangeDetector) -> Iterator[tuple[str, Path]]:
-    """Yield the name and folder of each model directly below `root` or one level deeper (owner/name)."""
+def models_below(root: Path, changes: ChangeDetector) -> Iterator[tuple[str, Path, str]]:
+    """Yield what is in each folder directly below `root` or one level deeper (owner/name): its name, and itself.
+
+    The third is why it cannot be served, "" for a model that can. Links are followed, but not to where they are.
+    """
     for child in _subfolders(root, changes):
-        if holds_model(child, changes):
-            yield child.name, child
+        problem = _looked_at(child, child.name, changes)
+        if problem is not None:
+            yield child.name, child, problem
+        if problem == "":
             continue
         for grandchild in _subfolders(child, changes):
-            if holds_model(grandchild, changes):
-                yield f"{child.name}/{grandchild.name}", grandchild
+            name = f"{child.name}/{grandchild.name}"
+            if (problem := _looked_at(grandchild, name, changes)) is not None:
+                yield name, grandchild, problem
+
+
+def _looked_at(folder: Path, name: str, changes: ChangeDetector) -> str | None:
+    changes.add(folder)
+    try:
+        return problem_of(folder, name)
+    except OSError:
+        return None
 
 
 def models_in_hugging_face_cache(changes: ChangeDetector) -> Iterator[str]:
@@ -111,18 +129,54 @@ def cached_snapshot(repository: str, changes: ChangeDetector | None = None) -> P
 
 
 def holds_model(folder: Path, changes: ChangeDetector | None = None) -> bool:
-    """Whether a folder holds a configuration and all the weights."""
+    """Whether a folder holds a model that can be served: a configuration for one, and all the weights."""
     if changes is not None:
         changes.add(folder)
     try:
-        if not (folder / "config.json").is_file():
-            return False
-        present = {file.name for file in _weight_files(folder)}
-        if not present or "model.safetensors" in present or not (folder / _INDEX).is_file():
-            return bool(present)
-        return present.issuperset(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return problem_of(folder, folder.name) == ""
+    except OSError:
         return False
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of a model's weights, or none if some are missing.
+
+    They are those that the index names, if all of these are there: no other file counts then. An index may be that of
+    another version of the model, though. Without one, or with such a one, it is `model.safetensors` with whatever has a
+    name of its own, else the parts that say how many there are, if there are as many.
+    """
+    # A link into the cache whose target has not been downloaded yet is not a file.
+    present = {file.name: file for file in folder.glob(WEIGHTS) if file.is_file()}
+    index = folder / _INDEX
+    listed = _indexed(index) if index.is_file() else None
+    return [present[name] for name in chosen_weights(present, listed)]
+
+
+def chosen_weights(present: Collection[str], indexed: Collection[str] | None) -> list[str]:
+    """Return which of the files there are a model's weights; `indexed` are those an index names, None without one."""
+    if indexed and all(name in present for name in indexed):
+        return sorted(set(indexed))
+    parts: dict[tuple[str, str], list[str]] = {}
+    others: list[str] = []
+    for name in sorted(present):
+        if part := _PART.fullmatch(name):
+            parts.setdefault((part[1], part[3]), []).append(name)
+        else:
+            others.append(name)
+    if "model.safetensors" in others:
+        return others
+    whole = [names for (_, count), names in parts.items() if len(names) == int(count)]
+    if whole:
+        return whole[-1] if indexed is not None else sorted([*others, *whole[-1]])
+    return [] if parts or indexed is not None else others
+
+
+def _indexed(index: Path) -> set[str]:
+    """Return the files that an index names; none if it cannot be read."""
+    try:
+        return set(read_json(index)["weight_map"].values())
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return set()
 
 
 # -- whether it can run here ---------------------------------------------------------------------------------
@@ -135,7 +189,13 @@ def any_match(names: Iterable[str], *patterns: str) -> bool:
 
 def read_config(folder: Path, name: str) -> dict[str, Any]:
     """Read a folder's config.json. Raises EngineError if it is not that of a model that can run."""
-    check_names(name, [file.name for file in folder.iterdir()], str(folder))
+    names = [file.name for file in folder.iterdir()]
+    if "config.json" not in names and (below := _models_within(folder)):
+        raise EngineError(
+            f"{name!r} holds no model itself: there is no config.json in {folder}, but one in "
+            f"{' and in '.join(below)}. Name that folder."
+        )
+    check_names(name, names, str(folder))
     try:
         config = read_json(folder / "config.json")
     except OSError as error:
@@ -144,15 +204,40 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise EngineError(f"{name!r} cannot be loaded: its {error}.") from error
+    if reason := why_not_served(name, config, names):
+        raise EngineError(reason)
     if "model_type" not in config:
         raise EngineError(f"The config.json of {name!r} names no model_type: it is not a language model's.")
     return config
+
+
+def problem_of(folder: Path, name: str) -> str | None:
+    """Say why a folder cannot be served, "" if it can; None for one that holds nothing of a model."""
+    names = [file.name for file in folder.iterdir()]
+    if not any_match(names, "config.json", "adapter_config.json", "model_index.json", "*.gguf"):
+        return None
+    try:
+        check_names(name, names, str(folder))
+        config = read_json_or_empty(folder / "config.json")
+        if reason := why_not_served(name, config, names):
+            return reason
+        check_weights(name, names, config, str(folder))
+        check_complete(name, folder)
+    except EngineError as error:
+        return str(error)
+    return ""
+
+
+def _models_within(folder: Path) -> list[str]:
+    return sorted(str(file.parent) for file in folder.glob("*/config.json") if weight_files(file.parent))
 
 
 def check_names(name: str, names: Collection[str], place: str) -> None:
     """Raise EngineError unless there is a config.json; `place` is where that was looked for."""
     if "config.json" in names:
         return
+    if reason := why_not_served(name, {}, names):
+        raise EngineError(reason)
     if any_match(names, "*.gguf"):
         raise EngineError(gguf(name))
     if "adapter_config.json" in names:
@@ -185,6 +270,52 @@ def check_weights(name: str, names: Collection[str], config: Mapping[str, Any], 
     )
 
 
+def check_complete(name: str, folder: Path) -> None:
+    """Raise EngineError unless all files of the weights are there."""
+    if weight_files(folder):
+        return
+    present = {file.name for file in folder.glob(WEIGHTS) if file.is_file()}
+    counts = [int(part[3]) for each in present if (part := _PART.fullmatch(each))]
+    missing = sorted(_indexed(folder / _INDEX) - present)
+    if missing:
+        what = f"{len(missing)} of the files that {_INDEX} names are missing, among them {missing[0]}"
+    elif counts:
+        what = f"of {max(counts)} files {len(present)} are there"
+    else:
+        what = f"its {_INDEX} names no files"
+    raise EngineError(
+        f"The weights of {name!r} are not complete: {what}. Fetch the model again, or what is missing of it; if all is "
+        f"there under other names, delete {_INDEX}."
+    )
+
+
+def check_headers(name: str, folder: Path) -> None:
+    """Raise EngineError if a file of the weights is not what its name says, or is cut short."""
+    for file in weight_files(folder):
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            head = opened.read(8)
+            length = int.from_bytes(head, "little")
+            described = opened.read(length) if 8 + length <= size else b""
+        if head.startswith(b"version "):
+            raise EngineError(
+                f"{file.name} of {name!r} is a pointer of git-lfs and not the file itself: run `git lfs pull` in "
+                f"{folder}."
+            )
+        try:
+            ends = [
+                each["data_offsets"][1]
+                for key, each in json.loads(described).items()
+                if key != "__metadata__"
+            ]
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            ends = None
+        if ends is None or 8 + length + max(ends, default=0) > size:
+            raise EngineError(
+                f"{file.name} of {name!r} is damaged or cut short at {format_size(size)}: fetch it again."
+            )
+
+
 def gguf(name: str) -> str:
     """Say that a model is in the format of another program."""
     return f"{name!r} is in GGUF, the format of llama.cpp, which MLX cannot read: {_MLX_VERSION}."
@@ -195,7 +326,7 @@ def explain_load_errors(name: str) -> Iterator[None]:
     """Turn whatever mlx-lm raises while it loads a model into an EngineError with advice."""
     try:
         yield
-    except EngineStopped:
+    except EngineError:
         raise
     except Exception as error:
         reason = first_line(error)
@@ -218,7 +349,7 @@ def explain_load_errors(name: str) -> Iterator[None]:
 def folder_bytes(folder: Path) -> int | None:
     """Return the size of the weights in a model's folder; None if it has none, or they are being replaced."""
     try:
-        return sum(file.stat().st_size for file in _weight_files(folder)) or None
+        return sum(file.stat().st_size for file in weight_files(folder)) or None
     except OSError:
         return None
 
@@ -241,7 +372,8 @@ def repository_bytes(repository: str, endpoint: str | None = None) -> int | None
     except Exception as error:  # of whatever kind: the download that follows explains it
         log.debug("The size of %s is not known: %s", repository, error)
         return None
-    return sum(size for name, size in sizes.items() if "/" not in name and fnmatchcase(name, WEIGHTS)) or None
+    weights = [name for name in sizes if "/" not in name and fnmatchcase(name, WEIGHTS)]
+    return sum(sizes[name] for name in chosen_weights(weights, None)) or None
 
 
 def format_size(size: int) -> str:
@@ -250,19 +382,17 @@ def format_size(size: int) -> str:
     return f"{size / unit:.{digits}f} {name}"
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    # A link into the cache whose target has not been downloaded yet is not a file.
-    return [file for file in folder.glob(WEIGHTS) if file.is_file()]
-
-
 def _subfolders(folder: Path, changes: ChangeDetector) -> list[Path]:
+    """Return the folders in a folder, and those that links in it lead to unless they lead above it."""
     changes.add(folder)
     try:
+        real = folder.resolve()
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if entry.is_dir() and entry.name.isprintable()]
-    except OSError:
+            names = [entry.name for entry in entries if entry.name.isprintable() and entry.name[:1] != "."]
+    except (OSError, RuntimeError):
         return []
-    return [folder / name for name in sorted(names, key=str.casefold) if not name.startswith(".")]
+    found = [folder / name for name in sorted(names, key=str.casefold)]
+    return [each for each in found if each.is_dir() and not real.is_relative_to(each.resolve())]
 
 
 def _hugging_face_cache() -> Path:

@@ -8,7 +8,8 @@ Knows folders and names; nothing of what is in memory. The listing is cached: it
 was made from has changed, which is checked every few seconds at most.
 
 A name that comes with a request is data. It selects among what is listed. If it is a path, it must lead to a model
-below one of the --models-dirs, symbolic links resolved; anything else is refused without touching the disk there.
+below one of the --models-dirs, or one that is listed because its owner has put a link to it there; anything else is
+refused without touching the disk there.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class _Listing:
     """The result of one scan.
 
     `names` holds aliases too, `short_names` are those without the owner, `folders` are resolved. `not_downloaded` are
-    models that are configured, but not on this machine.
+    models that are configured, but not on this machine. `unserved` says of folders why they cannot be served.
     """
 
     changes: ChangeDetector
@@ -64,6 +65,7 @@ class _Listing:
     short_names: dict[str, list[ModelSpec]] = field(default_factory=dict)
     folders: dict[Path, ModelSpec] = field(default_factory=dict)
     not_downloaded: dict[str, ModelSpec] = field(default_factory=dict)
+    unserved: dict[str, str] = field(default_factory=dict)
 
     def add(self, spec: ModelSpec) -> None:
         """List a model under every name that is still free: first come, first served."""
@@ -99,7 +101,7 @@ class Catalogue:
         self._clock = clock
         self._scan_lock = threading.Lock()
         self._checked_at = clock()
-        self._warned: set[Path] = set()
+        self._warned: set[str] = set()
         # Source -> the time its config.json was changed, and the type.
         self._types: dict[str, tuple[int | None, ModelType]] = {}
         self._listing = self._scan()
@@ -125,6 +127,8 @@ class Catalogue:
         matches = listing.short_names.get(name, [])
         if len(matches) == 1:
             return matches[0]
+        if reason := listing.unserved.get(name):
+            raise UnknownModel(f"{reason} {_served(name, listing)}")
         shown = repr(name[:200])
         if matches:
             names = " or ".join(repr(spec.name) for spec in matches)
@@ -207,8 +211,12 @@ class Catalogue:
             if folder is not None:
                 listing.folders.setdefault(folder.resolve(), spec)
         for _, root in self._roots:
-            for name, folder in models_below(root, listing.changes):
-                self._add_folder(name, folder.resolve(), listing)
+            for name, folder, problem in models_below(root, listing.changes):
+                if problem:
+                    listing.unserved[name] = problem
+                    self._warn(problem, folder)
+                else:
+                    self._add_folder(name, folder.resolve(), listing)
         if self._hugging_face_cache:
             for repository in models_in_hugging_face_cache(listing.changes):
                 if repository not in listing.sources:
@@ -218,17 +226,19 @@ class Catalogue:
     def _add_folder(self, name: str, folder: Path, listing: _Listing) -> None:
         if spec := listing.folders.get(folder):  # already listed, under a better name
             listing.names.setdefault(name, spec)
-        elif any(folder.is_relative_to(root) for _, root in self._roots):
+        else:
             spec = replace(self._others, name=name, source=str(folder))
             listing.add(spec)
             listing.folders[folder] = spec
-        elif folder not in self._warned:
-            self._warned.add(folder)
-            log.warning("%s is a link to %s, outside of every --models-dir: not served.", name, folder)
+
+    def _warn(self, problem: str, folder: Path) -> None:
+        if problem not in self._warned:
+            self._warned.add(problem)
+            log.warning("Not served is %s. %s", folder, problem)
 
     def _at_path(self, name: str, listing: _Listing) -> ModelSpec | None:
         """Return the model at a path, None if there is none. Raises ModelNotAllowed."""
-        candidates = list(self._resolved_paths(name))
+        candidates = list(self._resolved_paths(name, listing))
         if not candidates:
             raise ModelNotAllowed(
                 f"The model {name[:200]!r} is a path outside of the served folders (--models-dir)."
@@ -240,7 +250,7 @@ class Catalogue:
                 return replace(self._others, name=str(folder.relative_to(root)), source=str(folder))
         return None
 
-    def _resolved_paths(self, name: str) -> Iterator[tuple[Path, Path]]:
+    def _resolved_paths(self, name: str, listing: _Listing) -> Iterator[tuple[Path, Path]]:
         """Yield the served folders a path may mean, each with its root; links are resolved."""
         if name.startswith("~") or _FORBIDDEN & {*name, *name.split("/")}:
             return
@@ -253,7 +263,7 @@ class Catalogue:
                     folder = path.resolve()
                 except (OSError, RuntimeError, ValueError):  # circular links, half a surrogate pair
                     continue
-                if folder != root and folder.is_relative_to(root):
+                if folder in listing.folders or (folder != root and folder.is_relative_to(root)):
                     yield root, folder
 
 

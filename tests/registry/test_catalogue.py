@@ -1,6 +1,7 @@
 """The catalogue: which models can be served, under which names, and that requests select only among them."""
 
 import json
+import logging
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,64 @@ def test_a_split_model_is_listed_when_its_last_part_is_there(root: Path) -> None
     assert "small" not in names(Catalogue([], models_dirs=[root]))
     (folder / parts[1]).touch()
     assert "small" in names(Catalogue([], models_dirs=[root]))
+
+
+@pytest.mark.parametrize(
+    ("parts", "index", "whole"),
+    [
+        (
+            ["model-00001-of-00002", "model-00002-of-00002"],
+            ["model-00001-of-00004", "model-00004-of-00004"],
+            True,
+        ),
+        (["model-00001-of-00002", "model-00002-of-00002"], None, True),
+        (["model-00001-of-00002", "model-00002-of-00002", "model-00003-of-00004"], None, True),
+        (["model"], ["model-00001-of-00004", "model-00004-of-00004"], True),
+        (["model", "model-00001-of-00002"], None, True),
+        (["model-00001-of-00002"], None, False),
+        (["model-00001-of-00004"], ["model-00001-of-00004", "model-00004-of-00004"], False),
+    ],
+)
+@pytest.mark.parametrize("where", ["folder", "cache"])
+def test_weights_are_whole_by_their_own_names_if_the_index_is_of_another_version(
+    where: str, parts: list[str], index: list[str] | None, whole: bool, root: Path
+) -> None:
+    if where == "folder":
+        folder = root / "small"
+        (folder / "model.safetensors").unlink()
+        for part in parts:
+            (folder / f"{part}.safetensors").write_bytes(bytes(10))
+    else:
+        folder = put_snapshot("maker/small", [f"{part}.safetensors" for part in parts])
+    if index is not None:
+        listed = {str(at): f"{part}.safetensors" for at, part in enumerate(index)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+    catalogue = Catalogue([], models_dirs=[root], hugging_face_cache=True)
+    assert ({"folder": "small", "cache": "maker/small"}[where] in names(catalogue)) == whole
+
+
+def test_what_cannot_be_served_is_not_listed_and_says_why_once(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (root / "small" / "config.json").write_text('{"model_type": "whisper"}')
+    (root / "quantised").mkdir()
+    (root / "quantised" / "model-Q4_K_M.gguf").touch()
+    (root / "notes").mkdir(exist_ok=True)
+    clock = ManualTime()
+    with caplog.at_level(logging.WARNING):
+        catalogue = Catalogue([], models_dirs=[root], clock=clock)
+        (root / "more").mkdir()
+        clock.now += RESCAN_SECONDS
+        assert names(catalogue) == ["other/large", "owner/large"]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert (
+        f"Not served is {root / 'small'}. The model 'small' cannot be served: it is a model for speech"
+        in said[1]
+    )
+    assert "is in GGUF" in said[0]
+    assert "it is a model for speech or sound (whisper)" in refusal(catalogue, "small")
+    assert "is in GGUF" in refusal(catalogue, "quantised")
 
 
 def test_a_model_with_pytorchs_own_weights_alone_is_not_listed(root: Path) -> None:

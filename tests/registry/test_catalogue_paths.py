@@ -1,14 +1,13 @@
 """Paths in requests: they lead to a model below a served folder or nowhere."""
 
-import logging
 from pathlib import Path
 
 import pytest
-from model_folders import ManualTime, names, put_model, refusal
+from model_folders import names, put_model, refusal
 
 from mlx_backend.models.spec import ModelSpec
-from mlx_backend.registry.catalogue import RESCAN_SECONDS, Catalogue
-from mlx_backend.registry.errors import ModelNotAllowed, UnknownModel
+from mlx_backend.registry.catalogue import Catalogue
+from mlx_backend.registry.errors import ModelNotAllowed
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -74,20 +73,29 @@ def test_without_served_folders_no_path_is_served(root: Path) -> None:
         Catalogue([], allow_download=True, hugging_face_cache=True).find(str(root / "small"))
 
 
-def test_a_link_out_of_a_served_folder_is_not_listed_and_the_log_says_so_once(
-    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_link_that_its_owner_has_put_there_is_followed_wherever_it_leads(
+    root: Path, tmp_path: Path
 ) -> None:
-    put_model(tmp_path / "secret")
-    (root / "out").symlink_to(tmp_path / "secret")
+    put_model(tmp_path / "disk" / "far")
+    put_model(tmp_path / "disk" / "maker" / "further")
+    put_model(tmp_path / "disk" / "unlinked")
+    (root / "far").symlink_to(tmp_path / "disk" / "far")
+    (root / "maker").symlink_to(tmp_path / "disk" / "maker")
     (root / "in").symlink_to(root / "owner" / "large")
-    clock = ManualTime()
-    with caplog.at_level(logging.WARNING):
-        catalogue = Catalogue([], models_dirs=[root], clock=clock)
-        clock.now += RESCAN_SECONDS
-        assert names(catalogue) == ["in", "other/large", "small"]
-    assert [record.getMessage() for record in caplog.records] == [
-        f"out is a link to {tmp_path}/secret, outside of every --models-dir: not served."
-    ]
-    with pytest.raises(UnknownModel):
-        catalogue.find("out")
+    catalogue = Catalogue([], models_dirs=[root])
+    assert names(catalogue) == ["far", "in", "maker/further", "other/large", "small"]
+    for name in ("far", "./far", str(root / "far")):
+        assert catalogue.find(name).source == str(tmp_path / "disk" / "far")
+    assert catalogue.find("further").source == str(tmp_path / "disk" / "maker" / "further")
     assert catalogue.find("owner/large").source == str(root / "owner/large")
+    with pytest.raises(ModelNotAllowed):
+        catalogue.find(str(tmp_path / "disk" / "unlinked"))
+
+
+def test_links_that_lead_in_a_circle_or_nowhere_hide_nothing(root: Path, tmp_path: Path) -> None:
+    (root / "again").symlink_to(root)
+    (root / "above").symlink_to(tmp_path)
+    (root / "loop").symlink_to(root / "loop")
+    (root / "nowhere").symlink_to(tmp_path / "unplugged")
+    (root / "owner" / "up").symlink_to(root)
+    assert names(Catalogue([], models_dirs=[root])) == ["other/large", "owner/large", "small"]

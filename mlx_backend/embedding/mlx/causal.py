@@ -6,12 +6,12 @@ than a short one. EmbeddingGemma is a Gemma 3 with bidirectional attention: its 
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-import mlx_lm.utils
 from mlx_lm.models.cache import make_prompt_cache
+
+from mlx_backend.layers.architecture import load_network
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,22 +23,13 @@ _PREFIX = "model."
 def load_causal(folder: Path, *, rerank: bool) -> tuple[Any, dict[str, Any]]:
     """Load with mlx-lm, lazily; also weights that were saved without the output head and without their prefix."""
     overrides = {} if rerank else {"tie_word_embeddings": True}  # an embedding model needs no output head
-    network, config = mlx_lm.utils.load_model(
-        folder,
-        lazy=True,
-        model_config=overrides,
-        get_model_classes=lambda config: _classes(config, rerank=rerank),
+    return load_network(
+        folder, overrides=overrides, change=lambda base: _with_prefixed_weights(base, rerank=rerank)
     )
-    return network, config
 
 
-def _classes(config: dict[str, Any], *, rerank: bool) -> tuple[type[Any], type[Any]]:
-    """Return mlx-lm's classes for a model, the network's with weight names made complete."""
-    chosen = (
-        inspect.signature(mlx_lm.utils.load_model).parameters["get_model_classes"].default
-    )  # mlx-lm's own way
-    model_class, args_class = chosen(config)
-    base: Any = model_class
+def _with_prefixed_weights(base: Any, *, rerank: bool) -> type[Any]:
+    """Return mlx-lm's class of a network with weight names made complete."""
 
     class WithPrefixedWeights(base):
         def sanitize(self, weights: Mapping[str, mx.array]) -> Any:
@@ -48,7 +39,7 @@ def _classes(config: dict[str, Any], *, rerank: bool) -> tuple[type[Any], type[A
                 weights = {name: value for name, value in weights.items() if name.startswith(_PREFIX)}
             return super().sanitize(weights) if hasattr(base, "sanitize") else weights
 
-    return WithPrefixedWeights, args_class
+    return WithPrefixedWeights
 
 
 class Causal:

@@ -20,7 +20,15 @@ from mlx_backend.embedding.mlx.modernbert import ModernBert
 from mlx_backend.errors import EngineError
 from mlx_backend.models.download import find_folder
 from mlx_backend.models.files import ENCODERS, read_json_or_empty
-from mlx_backend.models.folders import WEIGHTS, check_weights, explain_load_errors, read_config
+from mlx_backend.models.folders import (
+    WEIGHTS,
+    check_complete,
+    check_headers,
+    check_weights,
+    explain_load_errors,
+    read_config,
+    weight_files,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -75,6 +83,8 @@ def load_embedding_model(
     is_encoder = config["model_type"] in _NETWORKS
     _check_supported(name, config, rerank=rerank)
     check_weights(name, [file.name for file in folder.iterdir()], config, str(folder))
+    check_complete(name, folder)
+    check_headers(name, folder)
     is_causal = config["model_type"] not in ENCODERS and not _is_bidirectional(config)
     embedding = embedding_config(folder, name, options, causal=is_causal)
     network: Any
@@ -190,7 +200,7 @@ def _quantise(network: nn.Module, config: Mapping[str, Any], weights: Mapping[st
 def _read_weights(folder: Path) -> dict[str, mx.array]:
     """Return the weights in a folder by name."""
     weights: dict[str, mx.array] = {}
-    for file in sorted(folder.glob(WEIGHTS)):
+    for file in weight_files(folder):
         loaded: Any = mx.load(str(file))
         weights |= loaded
     return weights

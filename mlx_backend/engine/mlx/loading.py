@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -20,11 +20,18 @@ from mlx_backend.engine.mlx.sharding import shard
 from mlx_backend.engine.mlx.speculative import draft_layers
 from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
 from mlx_backend.errors import EngineError, EngineRefused, first_line
+from mlx_backend.layers.architecture import load_network
 from mlx_backend.models import files as model_files
 from mlx_backend.models import templates
 from mlx_backend.models.download import find_folder
 from mlx_backend.models.engine_options import EngineOptions
-from mlx_backend.models.folders import check_weights, explain_load_errors, read_config
+from mlx_backend.models.folders import (
+    check_complete,
+    check_headers,
+    check_weights,
+    explain_load_errors,
+    read_config,
+)
 from mlx_backend.models.templates import TemplateOverrun
 
 if TYPE_CHECKING:
@@ -133,17 +140,13 @@ def load_model(
     folder, name = find_folder(str(model), allow_download=options.allow_download)
     config = read_config(folder, name)
     check_weights(name, [file.name for file in folder.iterdir()], config, str(folder))
+    check_complete(name, folder)
+    check_headers(name, folder)
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise EngineError(f"{name!r} has no tokenizer: there is no tokenizer.json in {folder}.")
-    settings: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
-    if options.chat_template is not None:
-        settings["chat_template"] = options.chat_template
     with explain_load_errors(name):
-        network, wrapper = mlx_lm.load(
-            str(folder), settings, lazy=True, trust_remote_code=options.trust_remote_code
-        )
-        if options.chat_template is not None:
-            wrapper.chat_template = options.chat_template
+        network, config = load_network(folder, trust_remote_code=options.trust_remote_code)
+        wrapper = _load_wrapper(folder, config, options)
     tokenizer = _tokenizer(name, config, wrapper, caches)
     if options.chat_template is not None:
         try:
@@ -177,8 +180,20 @@ def load_tokenizer(model: str | Path) -> tuple[MLXTokenizer, int]:
     folder, name = find_folder(str(model), allow_download=False)
     config = read_config(folder, name)
     with explain_load_errors(name):
-        wrapper = mlx_lm.utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
+        wrapper = _load_wrapper(folder, mlx_lm.utils.load_config(folder), EngineOptions())
     return _tokenizer(name, config, wrapper), _context_length(config, None)[0]
+
+
+def _load_wrapper(folder: Path, config: Mapping[str, Any], options: EngineOptions) -> TokenizerWrapper:
+    """Load a tokenizer with the chat template that is given, else the one that the model's files have."""
+    settings: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
+    template = options.chat_template or model_files.own_chat_template(folder)
+    if template is not None:
+        settings["chat_template"] = template
+    wrapper = mlx_lm.utils.load_tokenizer(folder, settings, eos_token_ids=config.get("eos_token_id"))
+    if template is not None:
+        wrapper.chat_template = template
+    return wrapper
 
 
 def _tokenizer(
@@ -205,9 +220,7 @@ def load_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str, che
     if not (folder / "adapter_config.json").is_file():
         raise EngineError(f"{folder} holds no adapter: there is no adapter_config.json.")
     try:
-        network, _ = mlx_lm.utils.load_model(
-            model.folder, lazy=True, trust_remote_code=options.trust_remote_code
-        )
+        network, _ = load_network(model.folder, trust_remote_code=options.trust_remote_code)
         network.update(model.network.parameters())
         network = mlx_lm.utils.load_adapters(network, str(folder))
         network.eval()
@@ -230,12 +243,8 @@ def load_draft(
     folder, name = find_folder(draft, allow_download=options.allow_download)
     read_config(folder, name)
     with explain_load_errors(name):
-        network, wrapper = mlx_lm.load(
-            str(folder),
-            {"trust_remote_code": options.trust_remote_code},
-            lazy=True,
-            trust_remote_code=options.trust_remote_code,
-        )
+        network, config = load_network(folder, trust_remote_code=options.trust_remote_code)
+        wrapper = _load_wrapper(folder, config, replace(options, chat_template=None))
         set_precision(network, name)
     check_size(name, weight_bytes(network))
     with explain_load_errors(name):

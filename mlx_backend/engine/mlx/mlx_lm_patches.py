@@ -34,6 +34,9 @@ so that an upgrade is a decision and not an accident.
    for some models by a Python function of mlx-lm's, which its wrapper has in `_chat_template`, or by the tokenizer's
    own method, which the class of its `_tokenizer` tells.
 
+7. Which files are a model's weights (layers/architecture.py). mlx-lm loads whatever in a folder looks like weights, and
+   no file in a folder with a bracket in its name. What it finds them with, the `glob` of its `utils`, is replaced.
+
 One more thing rests on mlx-lm's sources and is in `KNOWN_SOURCES` too: how the cache classes behave. All their state is
 in instance attributes, `merge`, `extract`, `filter` and `extend` make batches and take them apart, and
 `save_prompt_cache` lays files out in a certain way.
@@ -83,6 +86,7 @@ KNOWN_SOURCES: dict[str, str] = {
     "mlx_lm.models.switch_layers.QuantizedSwitchLinear": "831d2e1eed0af008",
     "mlx_lm.models.switch_layers.SwitchLinear": "7316d3764459dff4",
     "mlx_lm.tokenizer_utils.TokenizerWrapper": "99b30b4093dc627d",
+    "mlx_lm.utils.load_model": "7ee59ae12366f86b",
 }
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +114,84 @@ def test_missing_weights_are_reported(folder: Path) -> None:
     assert "mlx_lm.convert" in text
 
 
-def test_half_a_download_is_reported_as_broken(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (lambda whole: whole[:1000], "is damaged or cut short at 1 kB: fetch it again."),
+        (lambda whole: whole[:-1], "is damaged or cut short at "),
+        (lambda _: b"", "is damaged or cut short at 0 bytes: fetch it again."),
+        (lambda _: b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "run `git lfs pull` in "),
+        (lambda _: b"<html>Not found</html>" * 9, "is damaged or cut short"),
+    ],
+    ids=["its beginning", "all but a byte", "nothing", "a pointer", "a page"],
+)
+def test_a_file_of_weights_that_is_not_whole_is_named(
+    folder: Path, content: Callable[[bytes], bytes], said: str
+) -> None:
     weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
+    weights.write_bytes(content(weights.read_bytes()))
     text = error_of(folder)
-    assert "'small-oss' could not be loaded" in text
-    assert "\n" not in text
+    assert text.startswith("model.safetensors of 'small-oss' ")
+    assert said in text
+
+
+def test_weights_of_which_a_part_is_missing_are_not_complete(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00003.safetensors")
+    assert "are not complete: of 3 files 1 are there" in error_of(folder)
+    index = {"weight_map": {"a": "model-00001-of-00003.safetensors", "b": "model-00002-of-00003.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "1 of the files that model.safetensors.index.json names are missing, among them model-00002" in (
+        error_of(folder)
+    )
+
+
+@pytest.mark.parametrize("index", [["model-00001-of-00004.safetensors"], ["model.safetensors"], None])
+@pytest.mark.parametrize("stray", ["consolidated.safetensors", "model-00002-of-00002.safetensors", None])
+def test_neither_a_stale_index_nor_a_stray_file_is_in_the_way(
+    folder: Path, index: list[str] | None, stray: str | None
+) -> None:
+    if index:
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": dict(enumerate(index))})
+        )
+    if stray:
+        (folder / stray).write_bytes(b"what a training left")
+    assert load_model(folder).name == "small-oss"
+
+
+def test_a_folder_may_have_brackets_in_its_name(folder: Path) -> None:
+    assert load_model(folder.rename(folder.with_name("oss [4 bit]"))).name == "oss [4 bit]"
+
+
+def test_a_folder_that_holds_a_model_in_another_one_names_that(folder: Path) -> None:
+    inner = folder.rename(folder.with_name("mlx"))
+    outer = folder.with_name("outer")
+    outer.mkdir()
+    inner.rename(outer / "mlx")
+    assert f"but one in {outer / 'mlx'}. Name that folder." in error_of(outer)
+
+
+def test_code_of_a_models_own_runs_only_if_that_is_allowed(tmp_path: Path) -> None:
+    folder = write(tmp_path / "own", "helium")
+    source = Path(mlx_lm.models.__path__[0], "helium.py").read_text().replace("from .", "from mlx_lm.models.")
+    (folder / "network.py").write_text(f"from __future__ import annotations\n{source}")
+    config = json.loads((folder / "config.json").read_text()) | {
+        "model_type": "own",
+        "model_file": "network.py",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    assert error_of(folder) == (
+        "The model 'own' comes with Python code of its own (network.py) that defines its network; --trust-remote-code "
+        "runs it, if you trust its makers."
+    )
+    with load_engine(folder, trust_remote_code=True) as engine:
+        request = GenerationRequest(prompt=[5, 6, 7], max_tokens=3)
+        assert any(isinstance(event, TokenDelta) for event in engine.generate(request))
+    (folder / "network.py").unlink()
+    with pytest.raises(
+        EngineError, match=r"says that network.py defines its network, and there is no such file"
+    ):
+        load_engine(folder, trust_remote_code=True)
 
 
 def test_a_missing_tokenizer_is_reported(folder: Path) -> None:

@@ -1,0 +1,191 @@
+"""From a model's folder to its network: mlx-lm's classes, given a configuration whose names they know.
+
+mlx-lm ignores every name of a config.json that its architecture does not have. So a configuration is read here, with
+the names of both generations of transformers, and what no part of the network has taken is said in the log. A model may
+come with Python code of its own that defines the network (`model_file`), which runs only if that is allowed.
+"""
+
+from __future__ import annotations
+
+import copy
+import glob
+import hashlib
+import importlib.util
+import inspect
+import json
+import logging
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import mlx_lm.utils
+
+from mlx_backend.errors import EngineError
+from mlx_backend.models.config_names import (
+    SAME_SETTING,
+    says_nothing,
+    with_both_names,
+    with_old_names,
+)
+from mlx_backend.models.folders import WEIGHTS, weight_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import ModuleType
+
+log = logging.getLogger(__name__)
+
+_HARMLESS: Final = re.compile(
+    r"_?name_or_path|.*(dropout|_token_id|_token_index|_coef|_loss|_loss_\w+|initializer_range|_drop|_pdrop)"
+    r"|(bos|eos|pad|sep|unk|cls|image|video|audio|vision|boi|eoi|boa|eoa)_\w+|quanti[sz]ation\w*|auto_map|model_file"
+    r"|id2label|label2id|architectures|model_type|(torch_)?dtype|transformers\w*|use_cache|tokenizer_\w+|rms_norm|unsloth\w*"
+    r"|output_(attentions|hidden_states|router_logits)|return_dict|problem_type|chunk_size_feed_forward"
+    r"|is_encoder_decoder|is_decoder|pretraining_tp|(vision|audio|text)_config|max_position_embeddings|vocab_size"
+)
+"""Names that say nothing of how a trained network computes a text's next token."""
+_MAX_VALUE: Final = 40
+"""Characters of a value that is shown in the log."""
+_OLD_LAYER_TYPES: Final = {"linear_attention": "mamba", "full_attention": "attention"}
+"""What transformers 5 calls a type of layer, and what it was called before in networks with both."""
+
+
+def load_network(
+    folder: Path,
+    *,
+    trust_remote_code: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+    change: Callable[[type[Any]], type[Any]] = lambda network: network,
+) -> tuple[Any, dict[str, Any]]:
+    """Load a network lazily; return it and its configuration.
+
+    `overrides` replace what the configuration says; `change` makes the class that is used of the architecture's own.
+    """
+    mlx_lm.utils.glob = _Glob
+    written = mlx_lm.utils.load_config(folder)
+    network_class, arguments_class = _classes(folder, written, trust_remote_code=trust_remote_code)
+    network, config = mlx_lm.utils.load_model(
+        folder,
+        lazy=True,
+        model_config={**readable(written, network_class), "model_file": None, **(overrides or {})},
+        get_model_classes=lambda config: (change(network_class), arguments_class),
+    )
+    if ignored := sorted(_ignored(written, network)):
+        log.warning(
+            "mlx-lm does not know %s of the config.json in %s: if replies are worse than elsewhere, this may be why.",
+            ", ".join(ignored),
+            folder,
+        )
+    return network, config
+
+
+def readable(config: Mapping[str, Any], network_class: type[Any]) -> dict[str, Any]:
+    """Return a configuration under the names that an architecture may read."""
+    found = with_both_names(config, _aliases)
+    if isinstance(types := found.get("layer_types"), list):
+        source = _source(sys.modules[network_class.__module__])
+        found["layer_types"] = [
+            old if f'"{each}"' not in source and f'"{old}"' in source else each
+            for each in types
+            for old in [_OLD_LAYER_TYPES.get(each, each)]
+        ]
+    return found
+
+
+class _Glob:
+    """Stands for the module `glob` in mlx-lm; a pattern of weights finds the files that are a model's."""
+
+    @staticmethod
+    def glob(pattern: str) -> list[str]:
+        folder, _, names = pattern.rpartition("/")
+        return [str(file) for file in weight_files(Path(folder))] if names == WEIGHTS else glob.glob(pattern)  # noqa: PTH207 - mlx-lm's
+
+
+def _classes(folder: Path, config: dict[str, Any], *, trust_remote_code: bool) -> tuple[type[Any], type[Any]]:
+    """Return the classes of a network and of its arguments: mlx-lm's, or those of the code that a model comes with.
+
+    Raises EngineError if that code is not allowed, or not there.
+    """
+    if (name := config.get("model_file")) is None:
+        found: tuple[type[Any], type[Any]] = (
+            inspect.signature(mlx_lm.utils.load_model).parameters["get_model_classes"].default(config)
+        )
+        return found
+    if not trust_remote_code:
+        raise EngineError(
+            f"The model {folder.name!r} comes with Python code of its own ({name}) that defines its network; "
+            "--trust-remote-code runs it, if you trust its makers."
+        )
+    file = folder / str(name)
+    if not file.is_file():
+        raise EngineError(
+            f"The config.json of {folder.name!r} says that {name} defines its network, and there is no such file in "
+            f"{folder}: fetch it again."
+        )
+    # Classes are looked up by their module's name, by dataclasses as by this engine.
+    unique = "mlx_model_" + hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]
+    spec = importlib.util.spec_from_file_location(unique, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[unique] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Model, module.ModelArgs
+
+
+@cache
+def _transformers_config(model_type: str) -> Any:
+    """Return the class of transformers for an architecture's configuration; None if it has none."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        return CONFIG_MAPPING[model_type]
+    except Exception:  # of whatever kind: what it cannot import says nothing here
+        return None
+
+
+def _aliases(model_type: str) -> Mapping[str, str]:
+    return getattr(_transformers_config(model_type), "attribute_map", None) or {}
+
+
+def _completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what transformers makes of the settings of a configuration that are given; none if it cannot."""
+    try:
+        made = _transformers_config(str(config.get("model_type"))).from_dict(copy.deepcopy(dict(config)))
+        found: Mapping[str, Any] = json.loads(json.dumps(made.to_dict(), default=str))
+    except Exception:  # of whatever kind: it checks what it is given
+        return {}
+    return with_old_names(found)
+
+
+def _ignored(config: Mapping[str, Any], network: Any) -> Iterator[str]:
+    """Yield what a configuration says that no part of its network reads, unless it follows from what is read."""
+    classes = {base for module in network.modules() for base in type(module).__mro__ if base is not object}
+    modules = {each.__module__ for each in classes if not each.__module__.startswith("mlx.")}
+    known = {word for name in modules for word in re.findall(r"\w+", _source(sys.modules[name]))}
+    for given in (config, config.get("text_config") or {}):
+        rest = _completed(
+            {name: value for name, value in given.items() if name in known or name == "model_type"}
+        )
+        aliases = _aliases(str(given.get("model_type")))
+        same = [*SAME_SETTING, *({old, new} for old, new in aliases.items())]
+        for name, value in with_old_names(given).items():
+            others = {each for names in same if name in names for each in names} or {name}
+            if (
+                _HARMLESS.fullmatch(name)
+                or not known.isdisjoint(others)
+                or value == rest.get(name)
+                or says_nothing(name, value, given)
+                or (isinstance(value, str) and not known.isdisjoint({value, value.replace("silu", "swiglu")}))
+            ):
+                continue
+            shown = repr(value)
+            yield name if len(shown) > _MAX_VALUE else f"{name} ({shown})"
+
+
+@cache
+def _source(module: ModuleType) -> str:
+    try:
+        return inspect.getsource(module)
+    except (OSError, TypeError):
+        return ""
