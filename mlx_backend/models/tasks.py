@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SERVED: Final = "this server serves chat, embeddings and rerankers"
 
 
-class _Task(NamedTuple):
+class _UnservedTask(NamedTuple):
     """A task, the words in a model_type or architecture that tell of it, and what runs its models."""
 
     words: re.Pattern[str]
@@ -29,7 +29,7 @@ class _Task(NamedTuple):
 
 
 _TASKS: Final = (
-    _Task(
+    _UnservedTask(
         re.compile(
             r"whisper|parakeet|canary|kokoro|wav2vec|hubert|wavlm|speech|moonshine|voxtral|musicgen|encodec|audio|bark"
             r"|seamless|sensevoice|vibevoice|_tts|tts_|(?<![a-z])(tts|asr|csm|dia|vits|snac|mimi|dac)(?![a-z])|talker"
@@ -38,7 +38,7 @@ _TASKS: Final = (
         "speech or sound",
         "mlx-audio runs such models",
     ),
-    _Task(
+    _UnservedTask(
         re.compile(
             r"stable.?diffusion|unet|autoencoder|transformer[23]dmodel|(?<![a-z])(flux\d?|sdxl|dit)(?![a-z])|z_image"
             r"|qwen_image|ideogram|textto(image|video)"
@@ -46,12 +46,12 @@ _TASKS: Final = (
         "generating images",
         "mflux and mlx-vlm run some such models",
     ),
-    _Task(
+    _UnservedTask(
         re.compile(r"ocr|nougat|donut|layout|surya"),
         "reading text from images (OCR)",
         "mlx-vlm runs such models",
     ),
-    _Task(
+    _UnservedTask(
         re.compile(
             r"for(image\w*|object\w*|semantic\w*|instance\w*|universal|mask|depth|zeroshot|video)\w*"
             r"(classification|detection|segmentation|generation|estimation)|(?<![a-z])(clip|siglip2?|sam\d?|dinov\d|"
@@ -60,7 +60,7 @@ _TASKS: Final = (
         "images alone",
         "mlx-vlm runs some such models",
     ),
-    _Task(
+    _UnservedTask(
         re.compile(r"(?<![a-z])(mt5|t5\w*|bart|mbart|pegasus|marian|m2m_100|nllb\w*|fsmt)(?![a-z])"),
         "translating or summarising with an encoder and a decoder",
         "transformers runs it; a chat model can do the same",
@@ -103,7 +103,7 @@ def why_not_served(name: str, config: Mapping[str, Any], names: Collection[str])
     return None
 
 
-def _sentence(name: str, family: str, task: _Task) -> str:
+def _sentence(name: str, family: str, task: _UnservedTask) -> str:
     return (
         f"The model {name!r} cannot be served: it is a model for {task.what} ({family}), and {_SERVED}. "
         f"{task.advice[0].upper()}{task.advice[1:]}."
