@@ -169,7 +169,12 @@ class _AnswerFormat:
         """Start as this model's last answer did, or as its name suggests."""
         by_name = _STARTS_IN_REASONING.search(self.address_and_model[1]) is not None
         starts = not self.server_separates and _observed_starts.get(self.address_and_model, by_name)
-        reader = StreamReader(self.tools, scan=not self.server_separates, starts_in_reasoning=starts)
+        reader = StreamReader(
+            self.tools,
+            scan=not self.server_separates,
+            starts_in_reasoning=starts,
+            unwrapped=not self.verbatim,
+        )
         writer = ThinkBlockWriter(
             hide_reasoning=self.hide_reasoning, verbatim=self.verbatim, follows=self.follows
         )

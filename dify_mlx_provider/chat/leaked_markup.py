@@ -4,6 +4,8 @@ A server that knows its model separates reasoning, answer and calls. Others pass
 a `<think>` block, a `</think>` whose opening stood in the prompt, `<tool_call>` blocks, an end marker. At the beginning
 of a field markup is always parsed. Later the answer may only be talking about markup: there it is parsed outside code
 and quotation marks only, and not at all for a server that is known to separate.
+
+An answer that is nothing but the JSON of a call to one of the request's tools is that call, whoever sends it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.conversation.dialects.calls.unwrapped import UNWRAPPED
+from mlx_backend.conversation.dialects.open_call import OpenCall
 from mlx_backend.conversation.dialects.think import THINK
 from mlx_backend.conversation.events import (
     Channel,
@@ -24,6 +28,7 @@ from mlx_backend.conversation.events import (
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.conversation.quoting import PrecedingText
 from mlx_backend.conversation.scanner import MarkerSet
+from mlx_backend.conversation.tools import ToolSet
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -49,7 +54,8 @@ class LeakedMarkupParser:
     """Parses one field: `feed` and `close` return events of text; calls go to `calls`.
 
     `plain` is the event of text without markup. `tools` are the request's tools, whose names and schemas decide what a
-    call is and of which types its arguments are. With `scan`, markup is looked for after the beginning too.
+    call is and of which types its arguments are. With `scan`, markup is looked for after the beginning too, and with
+    `unwrapped` the answer may be a call without any.
     `starts_in_reasoning` says that the text starts inside a block that the prompt opened; if the answer shows
     otherwise, `started_in_reasoning` says so.
     """
@@ -62,11 +68,17 @@ class LeakedMarkupParser:
         tools: Collection[ToolDefinition] = (),
         scan: bool = True,
         starts_in_reasoning: bool = False,
+        unwrapped: bool = False,
     ) -> None:
         self.started_in_reasoning: bool | None = None
         self._plain = plain
         self._calls = calls
         self._tools = tools
+        self._tool_set = ToolSet(tools, unwrapped=unwrapped) if tools else None
+        # The answer so far, where all of it may be a call without markup.
+        self._unwrapped: OpenCall | None = None
+        if self._tool_set is not None and self._tool_set.may_be_unwrapped:
+            self._unwrapped = OpenCall(UNWRAPPED, self._tool_set, must_be_offered=True)
         self._scans = scan
         self._pending = ""
         # Whether the beginning was checked for markup; whether reasoning comes in a field of its own; and whether the
@@ -99,6 +111,11 @@ class LeakedMarkupParser:
         """Return the events of a piece of text."""
         if self._parser is not None:
             return self._collect_text(self._parser.feed(text))
+        if self._unwrapped is not None:
+            if self._unwrapped.first_wrong(text) is None:
+                self._unwrapped.text.append(text)
+                return []
+            text, self._unwrapped = f"{self._unwrapped.text}{text}", None
         text, self._pending = self._pending + text, ""
         if not self._looked_at_start:
             start = text.lstrip()
@@ -124,10 +141,22 @@ class LeakedMarkupParser:
                 self.started_in_reasoning = False
                 events.append(ContentDelta("".join(self._assumed_reasoning)))
             return events
+        if self._unwrapped is not None:
+            text, self._unwrapped = self._close_unwrapped(self._unwrapped, cut=cut), None
+            return [*self.feed(text), *self.close(cut=cut)]
         pending, self._pending = self._pending, ""
         if self._scans and self._looked_at_start:
             pending = next(("" for end in _ENDS if pending.startswith(end)), pending)
         return [self._plain(pending)] if pending else []
+
+    def _close_unwrapped(self, held: OpenCall, *, cut: bool) -> str:
+        """Hand on the calls that are all of the answer, or return it as text."""
+        calls, is_open = held.accepted_calls(str(held.text)), held.is_open()
+        if not calls or self._calls.has_any or (is_open and not cut):
+            return str(held.text)
+        for name, call in calls[: len(calls) - is_open]:
+            self._calls.start_call(name).arguments = call.arguments
+        return ""
 
     # -- later in the text -------------------------------------------------------------------------
 
@@ -178,7 +207,7 @@ class LeakedMarkupParser:
             # The block may be common to many families, and the calls after it another one's.
             self._answer = LeakedMarkupParser(ContentDelta, self._calls, tools=self._tools)
             self._answer._looked_at_start = self._answer._has_separate_reasoning = True
-        return ChannelParser(dialect, tools=self._tools or None, opens_in=opens_in)
+        return ChannelParser(dialect, tools=self._tool_set, opens_in=opens_in)
 
     def _start_parser(self, dialect: Dialect, text: str, opens_in: Channel | None = None) -> list[Event]:
         self._parser = self._new_parser(dialect, opens_in)

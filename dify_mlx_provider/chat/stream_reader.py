@@ -46,18 +46,28 @@ class StreamReader:
     """Turns a server's chunks into events: `feed` and `close` return those of text; `result` holds the rest.
 
     Reasoning comes in a field of one of several names (under more than one it counts once), or inside the content
-    (see `leaked_markup`, also for `scan` and `starts_in_reasoning`).
+    (see `leaked_markup`, also for `scan`, `starts_in_reasoning` and `unwrapped`).
     """
 
     def __init__(
-        self, tools: Collection[ToolDefinition] = (), *, scan: bool = True, starts_in_reasoning: bool = False
+        self,
+        tools: Collection[ToolDefinition] = (),
+        *,
+        scan: bool = True,
+        starts_in_reasoning: bool = False,
+        unwrapped: bool = False,
     ) -> None:
         self.result = StreamResult()
         self._calls = ToolCallAssembler()
         self._tools = tools
         self._reasoning = self._new_reasoning_parser()
         self._content = LeakedMarkupParser(
-            ContentDelta, self._calls, tools=tools, scan=scan, starts_in_reasoning=starts_in_reasoning
+            ContentDelta,
+            self._calls,
+            tools=tools,
+            scan=scan,
+            starts_in_reasoning=starts_in_reasoning,
+            unwrapped=unwrapped,
         )
         self._joiners = {True: SurrogateJoiner(), False: SurrogateJoiner()}
         self._has_text = False

@@ -39,6 +39,11 @@ class ToolCallAssembler:
         self._by_index: dict[int, ServerToolCall] = {}
         self._length = 0
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a call was started."""
+        return bool(self._calls)
+
     def start_call(self, name: str) -> ServerToolCall:
         """Add a call and return it, to be filled in by the caller."""
         call = ServerToolCall(name=name)

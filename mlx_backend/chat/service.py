@@ -29,6 +29,7 @@ from mlx_backend.chat.request_images import RequestImages
 from mlx_backend.chat.superseded import SupersededReplies
 from mlx_backend.constraints import GrammarError
 from mlx_backend.conversation.parser import ChannelParser
+from mlx_backend.conversation.tools import ToolSet
 from mlx_backend.engine.base import ANYONE, GenerationRequest, Sampling
 from mlx_backend.engine.distributed import distributed_backend
 from mlx_backend.errors import RequestError
@@ -169,7 +170,7 @@ class Service:
         def start(index: int, on_item: Callable[[], None] | None) -> Reply:
             constraint = self._constraints.start(renamed, grammar, conversation, prompt)
             setup = ReplySetup(
-                parser=self._parser(renamed, prompt),
+                parser=self._parser(renamed, prompt, is_continued=conversation.is_continued),
                 tool_names=names if names.differ else None,
                 prompt_tokens=len(prompt.tokens),
                 image_tokens=prompt.image_tokens,
@@ -289,13 +290,15 @@ class Service:
             tool_tokens = length - len(without_tools.tokens)
         raise self._limits.too_long("messages", length, tools=len(request.tools), tool_tokens=tool_tokens)
 
-    def _parser(self, request: ChatRequest, prompt: Prompt) -> Parser:
+    def _parser(self, request: ChatRequest, prompt: Prompt, *, is_continued: bool) -> Parser:
         """Make the parser; `request` has the names of tools for the model."""
         if request.raw:
             return RawText()
+        # Not where the answer is JSON, and not where calls must match schemas: only their own form is held to them.
+        unwrapped = not (is_continued or request.answer_format or request.tool_choice.strict)
         return ChannelParser(
             self._dialect,
-            tools=request.tools,
+            tools=ToolSet(request.tools, unwrapped=unwrapped),
             opens_in=prompt.opens_in,
             special_tokens=self.engine.tokenizer.special_tokens,
         )

@@ -162,8 +162,10 @@ def answer_row(
 
 def _as_json(output: RawOutput) -> dict[str, Any]:
     from mlx_backend.conversation.parser import ChannelParser, fold
+    from mlx_backend.conversation.tools import ToolSet
 
-    parser = ChannelParser(output.dialect, tools=output.tools, opens_in=output.opens_in)
+    tools = ToolSet(output.tools, unwrapped=True)
+    parser = ChannelParser(output.dialect, tools=tools, opens_in=output.opens_in)
     events = [event for text, token in output.pieces for event in parser.feed(text, token)]
     message = fold([*events, *parser.close(output.ended_by)])
     return {

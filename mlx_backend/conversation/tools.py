@@ -23,17 +23,25 @@ _MAX_NAME = 256
 
 
 class ToolSet:
-    """The tools of one request. None means that they are not known; then any call is one."""
+    """The tools of one request. None means that they are not known; then any call is one.
 
-    __slots__ = ("_by_folded_name", "_lengths", "_parameters", "_similar", "are_known", "names")
+    With `unwrapped`, an answer that is nothing but the JSON of a call is one, without its family's markers: not where
+    an answer has to be JSON, and not in a history.
+    """
 
-    def __init__(self, definitions: Iterable[ToolDefinition] | None) -> None:
+    __slots__ = (
+        *("_by_folded_name", "_lengths", "_parameters", "_similar", "are_known", "may_be_unwrapped"),
+        "names",
+    )
+
+    def __init__(self, definitions: Iterable[ToolDefinition] | None, *, unwrapped: bool = False) -> None:
         self.are_known = definitions is not None
         functions = [_function(definition) for definition in definitions or ()]
         self._parameters = {
             name: _schema(function) for function in functions if isinstance(name := function.get("name"), str)
         }
         self.names = frozenset(self._parameters)
+        self.may_be_unwrapped = unwrapped and bool(self.names)
         self._lengths = sorted({len(name) for name in self.names if name}, reverse=True)
         self._by_folded_name: dict[str, str] | None = None  # made when a name is first misspelt
         self._similar: dict[tuple[str, bool], str | None] = {}  # a model repeats its mistakes

@@ -61,6 +61,26 @@ def test_a_reply_is_events_up_to_one_end() -> None:
         assert reply.finish == "stop"
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_call"),
+    [
+        ({}, True),
+        ({"tools": []}, False),
+        ({"messages": [USER, {"role": "assistant", "content": "I send "}]}, False),
+    ],
+)
+def test_an_answer_that_is_only_a_calls_json_is_a_call_where_it_may_be(
+    fields: dict[str, Any], is_call: bool
+) -> None:
+    template = "{% for m in messages %}<|im_start|>{{ m.content }}<tool_call>{% endfor %}"
+    with ScriptedEngine(
+        ['{"name": "f", "arguments": {}}'], markers=("<|im_start|>", "<|im_end|>"), chat_template=template
+    ) as engine:
+        request = ChatRequest(**{"messages": [USER], "tools": [TOOL], **fields})
+        events = events_of(Service(engine).chat(request))
+        assert events[-1] == StreamEnd("tool_calls" if is_call else "stop")
+
+
 def test_reasoning_tokens_are_those_whose_text_was_reasoning() -> None:
     # The scripted vocabulary has three bytes to a token: "Hm." is one, "Paris." two, "日" one.
     for thought, tokens in (("Hm.", 1), ("Hm. Hm.", 3), ("日本", 2), ("a日b本", 3), ("", 0)):

@@ -42,6 +42,8 @@ class CallBlock:
     """What a call without an opener begins with (see `CallSyntax.head`)."""
     is_anywhere: bool = False
     """A call without an opener may also begin in the middle of the answer, outside of fenced code."""
+    is_alone: bool = False
+    """It is a call only if nothing else is in the answer (`calls/unwrapped`)."""
     span: type[JsonSpan] | type[PythonSpan] | None = None
     """What finds the end of a call without a closer."""
 

@@ -52,8 +52,10 @@ from mlx_backend.conversation.dialects.base import END_MARKERS, Reader
 from mlx_backend.conversation.dialects.block_format import CallBlock, CallsInReasoning
 from mlx_backend.conversation.dialects.calls.base import CallName
 from mlx_backend.conversation.dialects.calls.json_object import is_end_of_object
+from mlx_backend.conversation.dialects.calls.unwrapped import UNWRAPPED
 from mlx_backend.conversation.dialects.open_call import (
     BLANKS,
+    MAX_BEGINNING,
     MAX_DOUBTS,
     OpenCall,
     TextBuffer,
@@ -78,8 +80,6 @@ _SPELT_ENDS = frozenset({"<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eo
 
 _MAX_LAYOUT = 16
 """Characters of white space that are held, at the end of reasoning or before the first text."""
-_MAX_BEGINNING = 2048
-"""Characters of a call in which its arguments have to begin if they are to be put out as they come."""
 
 
 class _BlockState(Enum):
@@ -99,8 +99,8 @@ class BlockReader(Reader):
     __slots__ = (
         *("_aliases", "_bare_anywhere", "_blocks", "_call", "_closers", "_control", "_drops_breaks"),
         *("_expected", "_format", "_has_calls", "_in_code", "_in_reasoning", "_layout", "_lost_opener"),
-        *("_openers", "_section", "_sections", "_state", "_tools", "_trims_layout", "_was_cut_short"),
-        *("_written", "fragments"),
+        *("_may_be_unwrapped", "_openers", "_section", "_sections", "_state", "_tools", "_trims_layout"),
+        *("_was_cut_short", "_written", "fragments"),
     )
 
     def __init__(
@@ -143,6 +143,7 @@ class BlockReader(Reader):
         self._in_code = False  # the answer is in a fenced block of code
         self._drops_breaks = False  # line breaks at the end of the answer are layout
         # calls
+        self._may_be_unwrapped = tools.may_be_unwrapped and not self._bare_anywhere  # nothing was written yet
         self._section: CallSection | None = None
         self._has_calls = False  # in this section, or just before this place
         self._call: OpenCall | None = None  # the one being read; set in CALL and the states after it
@@ -235,6 +236,7 @@ class BlockReader(Reader):
 
     def close(self, ended_by: EndedBy) -> None:
         """Handle the end: an open block is closed, a cut call is not complete."""
+        self._may_be_unwrapped = False
         if self._call is not None:
             self._close_call_at_end(self._call, ended_by)
         elif self._state is _BlockState.SECTION:
@@ -243,7 +245,11 @@ class BlockReader(Reader):
         elif self._state is _BlockState.OPENING and self._layout and not self._trims_layout:
             self._enter_answer()
             self._emit(self._layout)
-        elif self._state is _BlockState.ANSWER and self._layout and not self._drops_breaks:
+        elif (
+            self._state is _BlockState.ANSWER
+            and self._layout
+            and not (self._drops_breaks or self._trims_layout)
+        ):
             self.events.append(ContentDelta(self._layout))
         self._layout = ""
         self.delta = None
@@ -394,6 +400,8 @@ class BlockReader(Reader):
         watched += _LAYOUT if self._holds_breaks else ""
         self._expect(_BlockState.ANSWER, [*self._openers, *self._answer_markers(), *more], watched=watched)
         self._open(Channel.FINAL)
+        if self._may_be_unwrapped:
+            self.delta = None  # until there is more than white space
 
     @property
     def _holds_breaks(self) -> bool:
@@ -405,6 +413,18 @@ class BlockReader(Reader):
 
     def _find_bare_call(self, text: str) -> str:
         """Put out text up to where a call without an opener may begin; return the rest."""
+        if self._may_be_unwrapped:
+            text, self._layout = self._layout + text, ""
+            blanks = self._blanks(text)
+            if blanks == len(text) <= _MAX_LAYOUT:
+                self._layout = text
+                return ""
+            self._may_be_unwrapped = False
+            if blanks <= _MAX_LAYOUT and text[blanks] in "{[`<":
+                self._written = [text[:blanks]]
+                self._begin_call(UNWRAPPED)
+                return text[blanks:]
+            self._open(Channel.FINAL)
         if self._bare_anywhere and not self._in_code:
             for bracket in _BRACKET.finditer(text):
                 at, block = bracket.start(), self._bare_anywhere.get(bracket[0])
@@ -437,7 +457,7 @@ class BlockReader(Reader):
         self._layout = ""
         if (section := self._sections.get(marker)) is not None:
             self._written.append(marker)
-            self._has_calls = False
+            self._has_calls = self._may_be_unwrapped = False
             self._enter_section(section)
         else:
             self._begin_call(self._blocks[marker])
@@ -487,6 +507,7 @@ class BlockReader(Reader):
     # CALL
 
     def _begin_call(self, block: CallBlock) -> None:
+        self._may_be_unwrapped = False
         is_marked = block.opener and not block.is_text
         must_be_offered = self._in_reasoning or (self._section is None and not is_marked)
         self._call = OpenCall(block, self._tools, must_be_offered=must_be_offered)
@@ -505,15 +526,9 @@ class BlockReader(Reader):
             self._give_up()
             return text[wrong:]
         call.text.append(text)
-        if before < _MAX_BEGINNING:
+        if before < MAX_BEGINNING:
             written = str(call.text)
-            beginning = written[:_MAX_BEGINNING]
-            if call.must_be_offered and not call.block.opener:
-                named = syntax.first_name(beginning)
-                if named is not None and call.accepted(named[0]) is None:
-                    call.text = TextBuffer(written[: named[1]])
-                    self._give_up()
-                    return written[named[1] :]
+            beginning = written[:MAX_BEGINNING]
             if begun := syntax.begin(beginning):
                 name = call.accepted(begun.name)
                 if name is None:
@@ -730,9 +745,9 @@ class BlockReader(Reader):
         """Gather what follows JSON arguments: the rest of their object, or of a list with more calls."""
         before = call.text.length
         call.text.append(text)
-        if before < _MAX_BEGINNING:
+        if before < MAX_BEGINNING:
             written = str(call.text)
-            if begun := call.block.syntax.begin(written[:_MAX_BEGINNING]):
+            if begun := call.block.syntax.begin(written[:MAX_BEGINNING]):
                 self._close_call(complete=True)
                 self._enter_arguments(call, begun, self._tools.offered_name(begun.name))
                 return written[begun.arguments_at :]

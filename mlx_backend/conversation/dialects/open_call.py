@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.calls.base import JsonSpan, first_wrong
 from mlx_backend.conversation.dialects.calls.stream import MAX_UNDECIDED
+from mlx_backend.conversation.dialects.calls.unwrapped import LoneSpan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 BLANKS = " \t\r\n\v\f"
 MAX_DOUBTS = 64
 """Markers in one call that may be part of a value."""
+MAX_BEGINNING = 2048
+"""Characters of a call in which its name has to stand, and its arguments to begin if they are put out as they come."""
 _MAX_GAP = 16
 """Blanks between two openers of one call."""
 _STRING_CHARACTERS = re.compile(r'["\\]')
@@ -45,8 +48,8 @@ class OpenCall:
     """One call while it is read: its text so far, and the closers in it that may be part of a value."""
 
     __slots__ = (
-        *("_decoded", "_doubted", "_has_begun", "_span", "_stream", "_tools", "arguments", "block", "delta"),
-        *("doubts", "is_begun", "is_read_whole", "must_be_offered", "text"),
+        *("_decoded", "_doubted", "_has_begun", "_lone", "_span", "_stream", "_tools", "arguments", "block"),
+        *("delta", "doubts", "is_begun", "is_read_whole", "must_be_offered", "text"),
     )
 
     def __init__(self, block: CallBlock, tools: ToolSet, *, must_be_offered: bool) -> None:
@@ -62,17 +65,27 @@ class OpenCall:
         self._tools = tools
         self._doubted: _Doubted | None = None
         self._span = block.span() if block.span is not None else None
+        self._lone = LoneSpan() if block.is_alone else None
         self._has_begun = False  # there is more than blanks in the text
         self._decoded: tuple[str, Sequence[DecodedCall]] = ("", ())
 
     def first_wrong(self, text: str) -> int | None:
-        """Return where in the next piece the call stops being one, by what a call may begin with; None: nowhere."""
+        """Return where in the next piece the call stops being one; None: nowhere.
+
+        By what a call may begin with, and one without an opener by its name.
+        """
         block, begun = self.block, self.text.length
         head, longest = block.head or block.syntax.head, block.syntax.head_length
-        if head is None or begun >= longest or block.is_text:
-            return None
-        wrong = first_wrong(head, (str(self.text) + text)[:longest])
-        return None if wrong is None else wrong - begun
+        if head is not None and begun < longest and not block.is_text:
+            wrong = first_wrong(head, (str(self.text) + text)[:longest])
+            if wrong is not None:
+                return wrong - begun
+        wrong = self._lone.first_wrong(text) if self._lone is not None else None
+        if wrong is None and self.must_be_offered and not block.opener and begun < MAX_BEGINNING:
+            named = block.syntax.first_name((str(self.text) + text)[:MAX_BEGINNING])
+            if named is not None and self.accepted(named[0]) is None:
+                return named[1] - begun
+        return wrong
 
     def end(self, text: str) -> int:
         """Return where in the last piece a call without a closer ends, -1 if it does not."""

@@ -97,3 +97,29 @@ def test_an_answer_after_a_block_may_talk_about_markup() -> None:
 def test_an_end_marker_after_the_answer_is_not_part_of_it(end: str) -> None:
     text, _ = read([f"<think>\nwhy\n</think>\n\nParis.{end}"])
     assert text == "<think>\nwhy\n</think>\n\nParis."
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"name": "get_weather", "arguments": {WRITTEN}}}',
+        f'```json\n{{"name": "get_weather", "arguments": {WRITTEN}}}\n```\n',
+        f'<tools>\n{{"name": "get_weather", "arguments": {WRITTEN}}}\n</tools>',
+    ],
+)
+def test_an_answer_that_is_only_a_calls_json_is_a_call(text: str, scan: bool) -> None:
+    for pieces in splits(text):
+        assert read(pieces, scan=scan, unwrapped=True) == ("", [("get_weather", WANTED)])
+        assert read(pieces, scan=scan) == (text, [])
+        more = [*pieces, "Done."]
+        assert read(more, scan=scan, unwrapped=True) == (f"{text}Done.", [])
+
+
+def test_an_answer_of_other_json_is_shown_as_it_comes() -> None:
+    reader = StreamReader([WEATHER], unwrapped=True)
+    shown = [
+        "".join(event.text for event in reader.feed({"choices": [{"index": 0, "delta": {"content": piece}}]}))
+        for piece in ('{"', "na", 'me": "Os', 'lo"', ', "x": 1}')
+    ]
+    assert shown == ["", "", "", '{"name": "Oslo"', ', "x": 1}']

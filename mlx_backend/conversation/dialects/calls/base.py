@@ -184,6 +184,14 @@ def first_wrong(head: re.Pattern[str], text: str) -> int | None:
     return low
 
 
+def beginnings(text: str, then: str = "") -> str:
+    """Return a pattern that matches every beginning of a text, and all of it with what `then` matches after it."""
+    pattern = then
+    for character in reversed(text):
+        pattern = f"(?:{re.escape(character)}{pattern})?"
+    return pattern
+
+
 def to_json(value: Any) -> str:
     """Write a value as JSON."""
     return json.dumps(value, ensure_ascii=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from mlx_backend.conversation.dialects.block_format import BlockFormat, CallBlock, CallSection
-from mlx_backend.conversation.dialects.calls.base import JsonSpan, PythonSpan
+from mlx_backend.conversation.dialects.calls.base import JsonSpan, PythonSpan, beginnings
 from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.pythonic import PythonicCalls, TaggedCalls
@@ -116,15 +116,9 @@ LLAMA_PYTHONIC = family(
 )
 
 
-def _beginnings(key: str) -> str:
-    """Return a pattern that matches every beginning of a key, and the whole of it with what stands after it."""
-    pattern = '(?:".*)?'
-    for letter in reversed(key):
-        pattern = f"(?:{letter}{pattern})?"
-    return pattern
-
-
-_JSON_KEYS = "|".join(map(_beginnings, ("name", "type", "function", "parameters", "arguments")))
+_JSON_KEYS = "|".join(
+    beginnings(key, '(?:".*)?') for key in ("name", "type", "function", "parameters", "arguments")
+)
 _JSON_HEAD = re.compile(rf'\s*(?:\[\s*)?(?:\{{\s*(?:"(?:{_JSON_KEYS})?)?)?', re.DOTALL)
 _LLAMA_OBJECTS = JsonObjects(arguments_key="parameters", around=("", ""), streams=False, needs_arguments=True)
 LLAMA_3 = family(
