@@ -292,6 +292,14 @@ class ReplySettings(SamplingSettings):
             default="on",
         ),
     ] = None
+    list_efforts: Annotated[
+        bool | None,
+        Setting(
+            kind=switch(),
+            help="list a model under NAME:EFFORT too, for each of its efforts, so that a client can choose one by name",
+            default="off",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

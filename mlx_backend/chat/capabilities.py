@@ -116,7 +116,7 @@ def describe(facts: ModelFacts, settings: ModelSettings) -> ModelDescription:
         "structured_output": has_grammar,
         "vision": facts.sees_images,
     }
-    wanted = settings.reasoning_effort or scale.default
+    wanted = settings.name_effort or settings.reasoning_effort or scale.default
     default = scale.level_of(wanted) if wanted else None
     return ModelDescription(
         context_length=facts.context_length,
@@ -126,6 +126,7 @@ def describe(facts: ModelFacts, settings: ModelSettings) -> ModelDescription:
         efforts=scale.efforts,
         effort_budgets=scale.budgets,
         default_effort=default.effort if default else None,
+        lists_efforts=bool(settings.list_efforts),
         preserves_reasoning=bool(scale.levels) and traits.may_keep_answered_reasoning(dialect.history),
         sampling={"temperature": DEFAULT_TEMPERATURE, **facts.advice, **settings.sampling},
         default_max_tokens=settings.max_tokens,

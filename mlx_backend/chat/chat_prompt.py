@@ -7,6 +7,7 @@ How messages become tokens is prompt.py's. Knows no replies, no engine and no HT
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import dataclass, replace
 from sys import getsizeof
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.prompt import ImagePlaces, Prompt
     from mlx_backend.chat.request import ChatRequest
     from mlx_backend.chat.request_images import SeenImages
+    from mlx_backend.conversation.effort import EffortScale
     from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.engine.base import Tokenizer
 
@@ -134,6 +136,12 @@ class ChatPrompts:
         self._has_logged_tools = False
         self._builder = PromptBuilder(tokenizer, form.dialect, caches)
 
+    def with_settings(self, limits: ReplyLimits, scale: EffortScale) -> ChatPrompts:
+        """Return these with other settings and an effort scale made of them."""
+        changed = copy.copy(self)
+        changed._limits, changed._settings, changed._scale = limits, limits.settings, scale
+        return changed
+
     def conversation(self, request: ChatRequest) -> Conversation:
         """Bring the history into canonical form and decide the effort. Raises HistoryError or EffortError."""
         messages = sanitise(request.messages, tools=list(request.tools) or None, policy=self._dialect.history)
@@ -142,6 +150,7 @@ class ChatPrompts:
             messages,
             scale=self._scale,
             background=request.background,
+            name_effort=self._settings.name_effort,
             model_default=self._settings.model_effort,
             server_default=self._settings.server_effort,
         )

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 class ModelSettings(Settings):
     """The server's settings as they hold for one model. None still means "not set": the model's files decide.
 
-    Two efforts are kept apart, since a reply says whose it follows: the model's, which comes first, and the server's.
+    Three efforts are kept apart, since a reply says whose it follows: that of the name by which the model was called
+    (`NAME:high`), the model's, and the server's.
     """
 
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    name_effort: Effort | None = None
     model_effort: Effort | None = None
     server_effort: Effort | None = None
 

@@ -5,6 +5,7 @@ Chooses constraints for a request; what they mask is constraints/'s. Knows no HT
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,12 @@ class ReplyConstraints:
         self._grammars = Grammars(tokenizer, dialect, caches)
         self._budgets = ReasoningBudgets(tokenizer, dialect)
         self._limits = limits
+
+    def with_limits(self, limits: ReplyLimits) -> ReplyConstraints:
+        """Return these with other limits."""
+        changed = copy.copy(self)
+        changed._limits = limits
+        return changed
 
     def prepare(self) -> None:
         """Build what the first constrained reply would have to wait for. Raises GrammarError."""

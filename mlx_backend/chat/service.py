@@ -8,6 +8,7 @@ Knows no HTTP and no MLX: it takes frozen requests, raises errors that name a fi
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from dataclasses import replace
@@ -74,6 +75,7 @@ class Service:
         caches: CacheBudget | None = None,
     ) -> None:
         self.engine = engine
+        self.model_id = engine.model_id
         self.settings = settings = settings or ModelSettings.of()
         caches = caches or CacheBudget()
         tokenizer = engine.tokenizer
@@ -85,7 +87,7 @@ class Service:
                 log.warning, "%s is read without the response template of its tokenizer: %s.", engine.model_id
             ),
         )
-        self._dialect = form.dialect
+        self._dialect, self._scale = form.dialect, form.scale
         self._limits = ReplyLimits(context_length=engine.context_length, settings=settings)
         self._size = TextSize.of_prompts(tokenizer, self._limits)
         self._tokenized_size = TextSize.of_tokenized(tokenizer, engine.context_length)
@@ -93,6 +95,17 @@ class Service:
         self._superseded = SupersededReplies(engine.model_id)
         self._constraints = ReplyConstraints(tokenizer, form.dialect, self._limits, caches)
         self._prompts = ChatPrompts(tokenizer, form, self._limits, self._reasoning_store, caches)
+
+    def named(self, name: str, settings: ModelSettings) -> Service:
+        """Return this model under another name, with settings of its own; engine, caches and stores are the same."""
+        other = copy.copy(self)
+        other.model_id, other.settings = name, settings
+        if settings.effort_budgets != self.settings.effort_budgets:
+            other._scale = ChatFormat.of(self._facts(), settings).scale
+        other._limits = replace(self._limits, settings=settings)
+        other._constraints = self._constraints.with_limits(other._limits)
+        other._prompts = self._prompts.with_settings(other._limits, other._scale)
+        return other
 
     def prepare(self) -> None:
         """Build in the background what the first constrained reply would have to wait for; log what efforts mean."""

@@ -249,6 +249,7 @@ def _models(chosen: ChosenOptions, on_status: Callable[[ModelStatus], object]) -
         hugging_face_cache=options.hf_cache,
         allow_download=options.allow_download,
         others=configuration.others,
+        options=chosen.engine,
     )
     names = [spec.name for spec in specs]
     if duplicates := sorted({spec.name for spec in embedders if names.count(spec.name) > 1}):

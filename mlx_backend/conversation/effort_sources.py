@@ -3,7 +3,7 @@
     a line `Reasoning: X` in the system or developer message   the last one; it is then taken out of the text
     reasoning_effort · reasoning.effort · output_config.effort · chat_template_kwargs · think, enable_thinking, thinking
     a background request                                       a page's request for a title, say: the lowest level
-    the model's default · the server's default                 as an operator set them
+    the model's name · its default · the server's default      `NAME:high`; as an operator set them
     the template's own default                                 the model is told nothing
 
 Switching reasoning on says nothing of how much: such a field gives way to an operator's default, and without one it is
@@ -149,6 +149,7 @@ def resolve(
     *,
     scale: EffortScale = NO_SCALE,
     background: BackgroundPrompt | None = None,
+    name_effort: Effort | None = None,
     model_default: Effort | None = None,
     server_default: Effort | None = None,
 ) -> Resolution:
@@ -162,7 +163,11 @@ def resolve(
     switched_on = [(name, scale.on or effort) for name, effort in switched_on]
     defaults = [
         (name, effort)
-        for name, effort in (("model default", model_default), ("server default", server_default))
+        for name, effort in (
+            ("model name", name_effort),
+            ("model default", model_default),
+            ("server default", server_default),
+        )
         if effort is not None
     ]
     sources += stated

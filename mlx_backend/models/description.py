@@ -33,6 +33,8 @@ class ModelDescription:
     """The most tokens of reasoning, for the efforts that are such a limit."""
     default_effort: Effort | None = None
     """The effort of a request that sets none."""
+    lists_efforts: bool = False
+    """Whether it is also listed under a name for each of its efforts."""
     preserves_reasoning: bool = False
     """Whether the reasoning of answered turns can be part of a prompt: then clients had better return it."""
     sampling: Mapping[str, Any] = field(default_factory=dict)

@@ -5,10 +5,11 @@ Knows names; not who the client is.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from mlx_backend.registry.errors import ModelError, UnknownModel, WrongType
+from mlx_backend.registry.errors import ModelError, UnknownEffort, UnknownModel, WrongType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +50,9 @@ class AllowedModels:
 
     def statuses(self) -> Sequence[ModelStatus]:
         """Return those that are allowed, the default first."""
-        return [status for status in self._models.statuses() if self._is_allowed(status)]
+        allowed = [status for status in self._models.statuses() if self._is_allowed(status)]
+        names = {status.name for status in allowed}
+        return [status if status.shares in names else replace(status, shares="") for status in allowed]
 
     def status(self, name: str) -> ModelStatus:
         """Return one model. Raises UnknownModel."""
@@ -57,7 +60,8 @@ class AllowedModels:
 
     def describe(self, name: str) -> ModelDescription:
         """Return what a model can do. Raises UnknownModel."""
-        return self._models.describe(self._find(name).name)
+        self._find(name)
+        return self._models.describe(name)
 
     def unload(self, name: str) -> str:
         """Unload a model once nothing uses it. Raises UnknownModel or ModelPinned."""
@@ -70,6 +74,10 @@ class AllowedModels:
     def _find(self, name: str) -> ModelStatus:
         try:
             status = self._models.status(name)
+        except UnknownEffort as error:
+            if self._is_allowed(self._models.status(error.name)):
+                raise
+            status = None
         except ModelError:  # the registry's own words name other models
             status = None
         if status is None or not self._is_allowed(status):
@@ -87,12 +95,12 @@ class AllowedModels:
             raise UnknownModel(f"Your API key may use no model that {_DOES[wanted or 'llm']}.")
         assert name is not None
         found = self._find(name).name
-        kind = self._models.describe(found).kind
+        kind = self._models.describe(name).kind
         if wanted is not None and kind != wanted:
             raise WrongType(
                 f"The model {found!r} {_DOES[kind]}; this address is for one that {_DOES[wanted]}."
             )
-        return found
+        return name  # which may say more: an effort
 
     def _has(self, name: str) -> bool:
         """Whether a model is really called so."""

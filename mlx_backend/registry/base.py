@@ -25,7 +25,8 @@ class ModelStatus:
     """A servable model's current state. `percent` is how far it is downloaded, or loaded, in bytes `done` of `total`.
 
     `total` is 0 where the size is not known. `in_use` counts leases; `running` and `waiting` are requests, as the
-    engine counts them. `aliases` are the other names it is listed under.
+    engine counts them. `aliases` are the other names it is listed under. With `shares`, its weights are those of the
+    model of that name, and so are its state and what it counts.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModelStatus:
     pinned: bool = False
     detail: str = ""
     aliases: tuple[str, ...] = ()
+    shares: str = ""
 
 
 class Lease[S]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.files import detect_model_type
 from mlx_backend.models.folders import (
     ChangeDetector,
@@ -55,7 +56,8 @@ class _Listing:
     """The result of one scan.
 
     `names` holds aliases too, `short_names` are those without the owner, `folders` are resolved. `not_downloaded` are
-    models that are configured, but not on this machine. `unserved` says of folders why they cannot be served.
+    models that are configured, but not on this machine. `unserved` says of folders why they cannot be served. `loaded`
+    has what is loaded for each of those with the same weights.
     """
 
     changes: ChangeDetector
@@ -66,6 +68,7 @@ class _Listing:
     folders: dict[Path, ModelSpec] = field(default_factory=dict)
     not_downloaded: dict[str, ModelSpec] = field(default_factory=dict)
     unserved: dict[str, str] = field(default_factory=dict)
+    loaded: dict[str, ModelSpec] = field(default_factory=dict)
 
     def add(self, spec: ModelSpec) -> None:
         """List a model under every name that is still free: first come, first served."""
@@ -90,13 +93,15 @@ class Catalogue:
         hugging_face_cache: bool = False,
         allow_download: bool = False,
         others: ModelSpec | None = None,
+        options: EngineOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`others` holds the settings of every model that `specs` does not name."""
+        """`others` holds the settings of every model that `specs` does not name, `options` the engine's for all."""
         self._specs = tuple(specs)
         self._roots = [_models_dir(folder) for folder in models_dirs]
         self._hugging_face_cache = hugging_face_cache
         self._allow_download = allow_download
+        self._options = options or EngineOptions()
         self._others = others or ModelSpec(name="", source="")
         self._clock = clock
         self._scan_lock = threading.Lock()
@@ -125,7 +130,7 @@ class Catalogue:
                 f"{text}, and that is not allowed (--allow-download). {_served(name, listing)}"
             )
         matches = listing.short_names.get(name, [])
-        if len(matches) == 1:
+        if len({spec.source for spec in matches}) == 1:
             return matches[0]
         if reason := listing.unserved.get(name):
             raise UnknownModel(f"{reason} {_served(name, listing)}")
@@ -150,6 +155,13 @@ class Catalogue:
         names = self._listing.names
         spec = names.get(name)
         return tuple(alias for alias in spec.aliases if names.get(alias) is spec) if spec else ()
+
+    def loaded(self, spec: ModelSpec) -> ModelSpec:
+        """Return what is loaded for a model: of several with the same weights and engine options, it is the first.
+
+        It is pinned if one of them is, and has the longest of their times to live.
+        """
+        return self._listing.loaded.get(spec.name, spec)
 
     def may_download(self, spec: ModelSpec) -> bool:
         """Whether loading the model may fetch files."""
@@ -210,6 +222,7 @@ class Catalogue:
             listing.add(spec)
             if folder is not None:
                 listing.folders.setdefault(folder.resolve(), spec)
+        listing.loaded = self._shared(listing)
         for _, root in self._roots:
             for name, folder, problem in models_below(root, listing.changes):
                 if problem:
@@ -222,6 +235,27 @@ class Catalogue:
                 if repository not in listing.sources:
                     listing.add(replace(self._others, name=repository, source=repository))
         return listing
+
+    def _shared(self, listing: _Listing) -> dict[str, ModelSpec]:
+        """Return what is loaded for each model that is loaded together with others."""
+        same: dict[str, list[ModelSpec]] = {}
+        for spec in listing.models:
+            folder = _local_folder(spec.source)
+            weights = folder.resolve() if folder is not None else spec.source
+            options = spec.options(self._options), sorted(spec.embedding.items())
+            same.setdefault(repr((weights, spec.type, options)), []).append(spec)
+        loaded: dict[str, ModelSpec] = {}
+        for group in same.values():
+            if len(group) > 1:
+                times = [each.ttl for each in group]
+                first = replace(
+                    group[0],
+                    pinned=any(each.pinned for each in group),
+                    ttl=None if None in times else max(filter(None, times)),
+                    named_on_command_line=any(each.named_on_command_line for each in group),
+                )
+                loaded |= dict.fromkeys([each.name for each in group], first)
+        return loaded
 
     def _add_folder(self, name: str, folder: Path, listing: _Listing) -> None:
         if spec := listing.folders.get(folder):  # already listed, under a better name

@@ -2,6 +2,7 @@
 
 ModelError
 ├── UnknownModel         no model here has that name
+│   └── UnknownEffort    the model has it, but no such level as its name asks for
 ├── ModelNotAllowed      a path outside the folders that clients may read from
 ├── WrongType            the model exists, but is of another type
 ├── ModelLoading         not in memory yet: retry after `retry_after` seconds
@@ -14,8 +15,12 @@ A failed load raises its own EngineError instead. ConfigurationError is for the 
 from __future__ import annotations
 
 import copy
+from typing import TYPE_CHECKING
 
 from mlx_backend.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class ModelError(Exception):
@@ -24,6 +29,18 @@ class ModelError(Exception):
 
 class UnknownModel(ModelError):
     """No model here has that name; the message lists those there are."""
+
+
+class UnknownEffort(UnknownModel):
+    """A name such as `NAME:high`, of a model that has no such level."""
+
+    def __init__(self, name: str, word: str, efforts: Sequence[str]) -> None:
+        listed = ", ".join(f"{name}:{effort}" for effort in efforts)
+        there = f"There is {listed}" if efforts else "It does not reason"
+        super().__init__(
+            f"The model {name!r} has no reasoning effort {word[:60]!r}. {there}, and {name} itself."
+        )
+        self.name = name
 
 
 class ModelNotAllowed(ModelError):

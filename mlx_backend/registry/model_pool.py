@@ -27,7 +27,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -260,27 +260,31 @@ class ModelPool[S: LoadedService]:
         when the pool is stopping, EngineBusy if no thread can be started for it, and what loading raised: the same
         error until the retry delay is over.
         """
-        spec = self.find(name)
+        called = self.find(name)
+        spec = self._catalogue.loaded(called)
         deadline = self._clock.now() + max(0.0, wait)
-        lease = self._acquire(spec, deadline)
+        lease = self._acquire(spec, deadline, called.name)
         engine = lease.service.engine
         if not engine.is_healthy() and engine.status().state == "stopped":
             # It does not restart by itself. Reload once: an engine that stops again will say so when it is used.
             self._discard(lease)
-            lease = self._acquire(spec, deadline)
+            lease = self._acquire(spec, deadline, called.name)
         return lease
 
     def preload(self) -> None:
         """Load the pinned models, one after another; raise the error of the first that fails."""
         for spec in self._catalogue.pinned():
-            self._acquire(self.find(spec.name), math.inf, is_reported=True).release()
+            loaded = self._catalogue.loaded(self.find(spec.name))
+            self._acquire(loaded, math.inf, spec.name, is_reported=True).release()
 
     def unload(self, name: str) -> UnloadResult:
-        """Unload a model: at once if it is idle, else after its replies. Requests from now on reload it.
+        """Unload a model, and with it those that share its weights: at once if it is idle, else after its replies.
+
+        Requests from now on reload it.
 
         Raises EngineBusy if no thread can be started that would wait for the replies.
         """
-        spec = self._catalogue.find(name)
+        spec = self._catalogue.loaded(self._catalogue.find(name))
         with self._changed:
             entry = self._entries.get(spec.name)
             if entry is None or entry.state in ("unloaded", "failed"):
@@ -297,21 +301,21 @@ class ModelPool[S: LoadedService]:
 
     def statuses(self) -> list[ModelStatus]:
         """Return every servable model, loaded or not, without its engine's own figures."""
-        listed = self._catalogue.models()
+        listed = {spec.name: self._catalogue.loaded(spec) for spec in self._catalogue.models()}
         with self._changed:
             entries = self._entries
-            names = [spec.name for spec in listed]
-            names += [name for name, entry in entries.items() if entry.state != "unloaded"]
-            pinned = {spec.name for spec in listed if spec.pinned}
-            return [
-                entries[name].status()
-                if name in entries
-                else ModelStatus(name=name, state="unloaded", percent=0, pinned=name in pinned)
-                for name in dict.fromkeys(names)
-            ]
+            more = {name: entry.spec for name, entry in entries.items() if entry.state != "unloaded"}
+            statuses: list[ModelStatus] = []
+            for name, spec in (
+                listed | {name: spec for name, spec in more.items() if name not in listed}
+            ).items():
+                status = (entries.get(spec.name) or ModelEntry(spec)).status()
+                shares = spec.name if spec.name != name else ""
+                statuses.append(replace(status, name=name, shares=shares) if shares else status)
+            return statuses
 
     def services(self) -> dict[str, S]:
-        """Return the ready services by name.
+        """Return the ready services by the name they were loaded under.
 
         For reading only; a reference that is kept would hold the model in memory.
         """
@@ -349,7 +353,9 @@ class ModelPool[S: LoadedService]:
 
     # -- leasing ---------------------------------------------------------------------------------------------
 
-    def _acquire(self, spec: ModelSpec, deadline: float, *, is_reported: bool = False) -> Lease[S]:
+    def _acquire(
+        self, spec: ModelSpec, deadline: float, called: str, *, is_reported: bool = False
+    ) -> Lease[S]:
         attempt: LoadAttempt | None = None  # the one that is waited for
         with self._changed:
             while True:
@@ -367,7 +373,7 @@ class ModelPool[S: LoadedService]:
                     attempt = entry.attempt
                 if is_reported and attempt is not None:
                     attempt.is_reported = True
-                self._wait_for(attempt, spec, deadline)
+                self._wait_for(attempt, called, deadline)
 
     def _entry(self, spec: ModelSpec) -> ModelEntry[S]:
         """Return a model's entry, a new one if it has none; forget the oldest of too many unloaded ones."""
@@ -400,7 +406,7 @@ class ModelPool[S: LoadedService]:
                 log.warning("The engine of %s has stopped; it is loaded again.", lease.name)
                 self._drain(entry)
 
-    def _wait_for(self, attempt: LoadAttempt | None, spec: ModelSpec, deadline: float) -> None:
+    def _wait_for(self, attempt: LoadAttempt | None, name: str, deadline: float) -> None:
         """Wait until something has changed.
 
         Raises ModelLoading if the deadline has passed, PreparationCancelled if the request's client has gone.
@@ -408,8 +414,8 @@ class ModelPool[S: LoadedService]:
         now = self._clock.now()
         if now >= deadline:
             if attempt is None:
-                raise ModelLoading(spec.name, 0, 5)
-            raise ModelLoading(spec.name, attempt.percent, attempt.retry_after(now), stage=attempt.stage)
+                raise ModelLoading(name, 0, 5)
+            raise ModelLoading(name, attempt.percent, attempt.retry_after(now), stage=attempt.stage)
         preparation = current()
         if attempt is not None:
             attempt.waiters += 1

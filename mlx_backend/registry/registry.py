@@ -1,18 +1,21 @@
 """Several MLX models behind one server: how each is loaded, described and reported.
 
-`catalogue` knows what can be served, `model_pool` what is in memory; this joins both to engines and services.
+`catalogue` knows what can be served, `model_pool` what is in memory; this joins both to engines and services. Models
+with the same weights and engine options are loaded once: each has a view of that service, with its own settings. So has
+a name that ends in an effort, `NAME:high`; a model whose own name is like that is found first.
 """
 
 from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from mlx_backend.chat.capabilities import FolderDescriber
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
+from mlx_backend.conversation.effort import EFFORT_OF, fold
 from mlx_backend.device.memory import room_for_weights, too_large
 from mlx_backend.embedding.embedder import Embedder
 from mlx_backend.embedding.embedding_config import EmbeddingOptions, folder_context_length
@@ -20,20 +23,20 @@ from mlx_backend.errors import EngineError
 from mlx_backend.images.loader import ImageLimits, ImageLoader
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.spec import RECOMMENDED_MODELS
-from mlx_backend.registry.base import ModelStatus
-from mlx_backend.registry.errors import ModelPinned, UnknownModel, WrongType
+from mlx_backend.registry.base import Lease, ModelStatus
+from mlx_backend.registry.errors import ModelError, ModelPinned, UnknownEffort, UnknownModel, WrongType
 from mlx_backend.registry.model_pool import ModelPool, UnloadResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mlx_backend.conversation.effort import Effort
     from mlx_backend.device.memory import MemoryBudget
     from mlx_backend.embedding.worker import Worker
     from mlx_backend.engine.threaded import Engine
     from mlx_backend.models.engine_options import EngineOptions
     from mlx_backend.models.files import ModelType
     from mlx_backend.models.spec import ModelSpec
-    from mlx_backend.registry.base import Lease
     from mlx_backend.registry.catalogue import Catalogue
     from mlx_backend.registry.model_pool import LoadProgress
     from mlx_backend.settings import Settings
@@ -63,6 +66,15 @@ _UNLOAD_MESSAGES = {
 }
 _STOP_TIMEOUT = 30
 """Seconds for a load that reports no progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """What a request's name means: a model by `name`, and the effort after it."""
+
+    name: str
+    spec: ModelSpec
+    effort: Effort | None = None
 
 
 class MultiModelRegistry:
@@ -112,46 +124,53 @@ class MultiModelRegistry:
 
     def acquire(self, name: str | None, wait: float) -> Lease[Service]:
         """Lease a language model, loading it if necessary."""
-        self._check_type("llm", name)
-        return cast("Lease[Service]", self._pool.acquire(name, wait))
+        called = self._called(name)
+        self._check_type("llm", called.spec)
+        lease = cast("Lease[Service]", self._pool.acquire(called.name, wait))
+        return Lease(called.spec.name, self._view(called, lease.service), lease.release)
 
     def acquire_embedder(self, name: str | None, wait: float, model_type: ModelType) -> Lease[Embedder]:
         """Lease an embedding or rerank model, loading it if necessary."""
         if name in (None, "", "default"):
             name = self._first_of(model_type, name)
-        self._check_type(model_type, name)
+        self._check_type(model_type, self._pool.find(name))
         return cast("Lease[Embedder]", self._pool.acquire(name, wait))
 
     def acquire_any(self, name: str | None, wait: float) -> Lease[Service | Embedder]:
         """Lease a model of any type."""
-        return self._pool.acquire(name, wait)
+        return self._pool.acquire(self._called(name).name, wait)
 
     def statuses(self) -> Sequence[ModelStatus]:
         """Return every servable model, the default first."""
         services = self._pool.services()
         statuses = [
-            _with_service(status, services.get(status.name), self._catalogue.aliases(status.name))
+            _with_service(
+                status, services.get(status.shares or status.name), self._catalogue.aliases(status.name)
+            )
             for status in self._pool.statuses()
         ]
         return sorted(statuses, key=lambda status: status.name != self._default_name)
 
     def status(self, name: str) -> ModelStatus:
         """Return one model by any of its names. Raises UnknownModel or ModelNotAllowed."""
-        found = self._pool.find(name).name
+        found = self._called(name).spec.name
         unloaded = ModelStatus(name=found, state="unloaded", percent=0)
         return next((status for status in self.statuses() if status.name == found), unloaded)
 
     def describe(self, name: str) -> ModelDescription:
         """Return what a model can do, from its folder if it is not in memory."""
-        spec = self._pool.find(name)
+        return self._describe(self._called(name))
+
+    def _describe(self, called: _Called) -> ModelDescription:
+        spec = called.spec
         if (model_type := self._catalogue.model_type(spec)) != "llm":
             return self._describe_embedder(spec, model_type)
-        options, settings = spec.options(self._options), self._settings_of(spec)
-        service = self._pool.services().get(spec.name)
+        options, settings = spec.options(self._options), self._settings_of(called)
+        service = self._service_of(spec)
         if isinstance(service, Service):
             engine = service.engine.status()
             return replace(
-                service.description(),
+                self._view(called, service).description(),
                 adapters=tuple(options.adapters),
                 unbatched=engine.unbatched,
                 available_context=engine.available_context,
@@ -168,7 +187,7 @@ class MultiModelRegistry:
         return self._folder_describer.describe(folder, options, settings)
 
     def _describe_embedder(self, spec: ModelSpec, model_type: ModelType) -> ModelDescription:
-        service = self._pool.services().get(spec.name)
+        service = self._service_of(spec)
         if isinstance(service, Embedder):
             return service.description()
         folder = self._catalogue.folder(spec)
@@ -179,11 +198,12 @@ class MultiModelRegistry:
 
     def model_type(self, name: str) -> ModelType:
         """Return a model's type."""
-        return self._catalogue.model_type(self._pool.find(name))
+        return self._catalogue.model_type(self._called(name).spec)
 
     def unload(self, name: str) -> str:
-        """Unload a model once nothing uses it; return a sentence on what happens."""
-        result = self._pool.unload(name)
+        """Unload a model once nothing uses it, with those that share its weights; return a sentence on what happens."""
+        called = self._called(name)
+        result = self._pool.unload(called.name)
         if result is UnloadResult.PINNED:
             raise ModelPinned(f"The model {name!r} is pinned, and stays in memory.")
         return _UNLOAD_MESSAGES[result]
@@ -192,9 +212,39 @@ class MultiModelRegistry:
         """Stop every engine and thread."""
         self._pool.stop(timeout=_STOP_TIMEOUT)
 
-    def _check_type(self, wanted: ModelType, name: str | None) -> None:
+    def _called(self, name: str | None) -> _Called:
+        """Return what a name means. Raises UnknownModel or ModelNotAllowed."""
+        try:
+            return _Called(name or "", self._pool.find(name))
+        except UnknownModel as error:
+            base, colon, word = (name or "").rpartition(":")
+            if not base or not colon:
+                raise
+            try:
+                called = _Called(base, self._pool.find(base))
+            except ModelError:
+                raise error from None
+        description = self._describe(called)
+        if description.kind != "llm":
+            raise UnknownEffort(called.spec.name, word, ())
+        effort = EFFORT_OF.get(fold(word))
+        # Of a model that has yet to be downloaded nothing is known.
+        if effort is None or (effort not in description.efforts and description.capabilities):
+            raise UnknownEffort(called.spec.name, word, description.efforts)
+        return replace(called, effort=effort)
+
+    def _service_of(self, spec: ModelSpec) -> Service | Embedder | None:
+        """Return the loaded service that has a model's weights."""
+        return self._pool.services().get(self._catalogue.loaded(spec).name)
+
+    def _view(self, called: _Called, service: Service) -> Service:
+        """Return a loaded service as a name means it."""
+        if called.effort is None and called.spec.name == self._catalogue.loaded(called.spec).name:
+            return service
+        return service.named(called.spec.name, self._settings_of(called))
+
+    def _check_type(self, wanted: ModelType, spec: ModelSpec) -> None:
         """Raise WrongType before a model is loaded for what it cannot do."""
-        spec = self._pool.find(name)
         model_type = self._catalogue.model_type(spec)
         if model_type != wanted:
             models = self._catalogue.models()
@@ -232,7 +282,7 @@ class MultiModelRegistry:
         options = replace(spec.options(self._options), allow_download=may_download)
         service = Service(
             self._load_engine(spec, options, progress),
-            self._settings_of(spec),
+            self._settings_of(_Called(spec.name, spec)),
             images=self._images,
             caches=self.memory.host_caches if self.memory is not None else None,
         )
@@ -250,8 +300,9 @@ class MultiModelRegistry:
             **chosen,
         )
 
-    def _settings_of(self, spec: ModelSpec) -> ModelSettings:
-        return ModelSettings.of(spec.defaults, self._settings)
+    def _settings_of(self, called: _Called) -> ModelSettings:
+        settings = ModelSettings.of(called.spec.defaults, self._settings)
+        return settings if called.effort is None else replace(settings, name_effort=called.effort)
 
 
 def image_loader(settings: Settings) -> ImageLoader:

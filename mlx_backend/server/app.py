@@ -17,7 +17,7 @@ from mlx_backend.api.errors import ApiError
 from mlx_backend.api.openai.chat import ChatCompletions
 from mlx_backend.api.openai.completions import Completions
 from mlx_backend.api.openai.embeddings import CreateEmbeddings
-from mlx_backend.api.openai.models import GetModel, ListModels, UnloadModel
+from mlx_backend.api.openai.models import GetModel, ListModels, LoadModel, UnloadModel
 from mlx_backend.api.openai.rerank import Rerank
 from mlx_backend.api.openai.tokenize import Detokenize, Tokenize
 from mlx_backend.registry.allowed_models import AllowedModels
@@ -28,6 +28,7 @@ from mlx_backend.server.errors import DEFAULT_ERRORS, as_api_error
 from mlx_backend.server.handlers import (
     Backend,
     JsonHandler,
+    LoadHandler,
     ReplyHandler,
     ResourceHandler,
     Route,
@@ -66,6 +67,7 @@ def all_routes() -> list[Route]:
         ("POST", "/rerank", JsonHandler(Rerank())),
         ("GET", "/models", ResourceHandler(ListModels(started))),
         ("GET", "/models/<path:name>", ResourceHandler(GetModel(started))),
+        ("POST", "/models/<path:name>/load", LoadHandler(LoadModel())),
         ("POST", "/models/<path:name>/unload", ResourceHandler(UnloadModel())),
         ("POST", "/tokenize", JsonHandler(Tokenize())),
         ("POST", "/detokenize", JsonHandler(Detokenize())),

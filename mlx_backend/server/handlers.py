@@ -123,7 +123,7 @@ class ReplyHandler:
                 reply, writer = call.start(lease.service, backend.client.in_queue)
             backend.charge(reply.usage.prompt_tokens)
             stack.callback(lambda: backend.charge(reply.usage.completion_tokens))
-            model = lease.service.engine.model_id
+            model = lease.service.model_id
             responder = ReplyResponder(
                 reply,
                 writer,
@@ -188,6 +188,16 @@ class ResourceHandler:
     def handle(self, _request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
         """Answer at once."""
         return json_response(json_text.body(self._protocol.answer(backend.models, arguments)))
+
+
+class LoadHandler(ResourceHandler):
+    """Answers once a model is in memory; a client that leaves stops waiting, and the load goes on."""
+
+    def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
+        """Wait for the model, as a request for a reply would."""
+        acquire = partial(backend.models.acquire_any, arguments["name"], backend.settings.load_seconds)
+        with backend.lease(acquire, _on_disconnect(request)):
+            return super().handle(request, backend, arguments)
 
 
 def json_response(body: bytes, status: int = 200) -> Response:

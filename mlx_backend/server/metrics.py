@@ -148,7 +148,7 @@ class _Now(Collector):
         running = GaugeMetricFamily(f"{_PREFIX}_requests_running", "Replies in the batch.", labels=["model"])
         waiting = GaugeMetricFamily(f"{_PREFIX}_requests_waiting", "Requests in the queue.", labels=["model"])
         for status in self._models.statuses():
-            if status.state != "unloaded":
+            if status.state != "unloaded" and not status.shares:
                 running.add_metric([status.name], status.running)
                 waiting.add_metric([status.name], status.waiting)
         yield from (running, waiting)

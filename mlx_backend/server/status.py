@@ -39,7 +39,7 @@ class Home(TypedDict):
 
 
 class HealthOfModel(TypedDict):
-    """How a model is; of one that is downloaded or loaded, how far that is."""
+    """How a model is; of one that is downloaded or loaded, how far that is; and which other one's weights it has."""
 
     model: str
     state: ModelState
@@ -49,6 +49,7 @@ class HealthOfModel(TypedDict):
     bytes: NotRequired[int]
     total_bytes: NotRequired[int]
     detail: NotRequired[str]
+    shares: NotRequired[str]
 
 
 class Ready(TypedDict):
@@ -160,6 +161,8 @@ def _entry(state: ModelStatus) -> HealthOfModel:
         entry["percent"] = state.percent
         if state.total:
             entry["bytes"], entry["total_bytes"] = state.done, state.total
+    if state.shares:
+        entry["shares"] = state.shares
     if state.detail:
         entry["detail"] = state.detail
     return entry

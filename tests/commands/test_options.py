@@ -224,8 +224,11 @@ def test_a_limit_is_the_same_in_an_option_a_file_and_a_request(
 
 
 def test_every_setting_of_a_reply_is_checked_above() -> None:
-    # Not fields of a request as in a file: spelt in many ways, told by thinking_budget, a boolean, any text.
-    others = {"reasoning_effort", "effort_budgets", "background_detection", "thinking_budget_message"}
+    # Not fields of a request as in a file: spelt in many ways, told by thinking_budget, booleans, any text.
+    others = {
+        *("reasoning_effort", "effort_budgets", "background_detection", "list_efforts"),
+        "thinking_budget_message",
+    }
     assert BEYOND.keys() | others == declared(ReplySettings).keys()
 
 

@@ -67,6 +67,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("GET", "/openapi.json", None),
     ("GET", "/v1/models", None),
     ("GET", "/v1/models/{name}", None),
+    ("POST", "/v1/models/{name}/load", None),
     ("POST", "/v1/models/{name}/unload", None),
     ("POST", "/v1/chat/completions", {"messages": [USER], "reasoning_effort": "low"}),
     (

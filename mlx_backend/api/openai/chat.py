@@ -191,7 +191,7 @@ class ChatCompletionCall(BodyCall[ChatBody]):
         ]
         options = self.body.stream_fields(reply)
         return reply, ChunkWriter(
-            FORM, engine.model_id, choices, reasoning=reasoning_object(reply), **options
+            FORM, service.model_id, choices, reasoning=reasoning_object(reply), **options
         )
 
 

@@ -129,7 +129,7 @@ class CompletionCall(BodyCall[CompletionBody]):
             TextWriter(logprobs=TextLogprobs(engine.tokenizer.bytes_of) if has_logprobs else None)
             for _ in reply.replies
         ]
-        return reply, ChunkWriter(FORM, engine.model_id, choices, **self.body.stream_fields(reply))
+        return reply, ChunkWriter(FORM, service.model_id, choices, **self.body.stream_fields(reply))
 
 
 FORM = ReplyForm("cmpl-", "text_completion", "text_completion")

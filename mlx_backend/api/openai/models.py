@@ -13,11 +13,12 @@ an administrator sets for the model comes before it. It says only what has to be
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.base import Operation
 from mlx_backend.api.openai.base import OpenAIProtocol
-from mlx_backend.api.openai.objects import ModelList, ModelObject, Unloading
+from mlx_backend.api.openai.objects import Loading, ModelList, ModelObject
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.registry.errors import ModelError
@@ -63,7 +64,8 @@ _LEVELS: Mapping[Effort, str] = {
 
 
 class ListModels(OpenAIProtocol):
-    """Implements `ResourceProtocol`: the models that can be served, each once for every name it has."""
+    """Implements `ResourceProtocol`: the models that can be served, each once for every name it has, and for its
+    efforts where a setting says so."""
 
     operation = Operation(summary="List the models", answer=ModelList)
 
@@ -72,11 +74,16 @@ class ListModels(OpenAIProtocol):
 
     def answer(self, models: ModelRegistry, _arguments: Mapping[str, str]) -> dict[str, Any]:
         """Return the list."""
-        data = [
-            model_object(status, _description(models, status), self._created, alias=alias)
-            for status in models.statuses()
-            for alias in (None, *status.aliases)
-        ]
+        data: list[dict[str, Any]] = []
+        for status in models.statuses():
+            described = _description(models, status.name)
+            data += [
+                model_object(status, described, self._created, alias=alias)
+                for alias in (None, *status.aliases)
+            ]
+            for effort in described.efforts if described.lists_efforts else ():
+                chosen = replace(described, default_effort=effort)
+                data.append(model_object(status, chosen, self._created, alias=f"{status.name}:{effort}"))
         return {"object": "list", "data": data}
 
 
@@ -92,14 +99,26 @@ class GetModel(OpenAIProtocol):
         """Return the model's object. Raises UnknownModel or ModelNotAllowed."""
         name = arguments["name"]
         status = models.status(name)
-        alias = name if name in status.aliases else None
-        return model_object(status, _description(models, status), self._created, alias=alias)
+        described = _description(models, name)
+        alias = name if name in status.aliases or name.startswith(f"{status.name}:") else None
+        return model_object(status, described, self._created, alias=alias)
+
+
+class LoadModel(OpenAIProtocol):
+    """Implements `ResourceProtocol` for a model that has been loaded."""
+
+    operation = Operation(summary="Load a model, and wait for it", answer=Loading)
+
+    def answer(self, models: ModelRegistry, arguments: Mapping[str, str]) -> dict[str, Any]:
+        """Say that it is ready."""
+        name = arguments["name"]
+        return {"model": name, "message": "It is loaded."}
 
 
 class UnloadModel(OpenAIProtocol):
     """Implements `ResourceProtocol`: a model is unloaded once it is not in use."""
 
-    operation = Operation(summary="Unload a model once it is not in use", answer=Unloading)
+    operation = Operation(summary="Unload a model once it is not in use", answer=Loading)
 
     def answer(self, models: ModelRegistry, arguments: Mapping[str, str]) -> dict[str, Any]:
         """Say what happens. Raises UnknownModel, ModelNotAllowed or ModelPinned."""
@@ -121,6 +140,8 @@ def model_object(
     }
     if alias is not None:
         described["root"] = status.name
+    if status.shares:
+        described["shares"] = status.shares
     if description.context_length is not None:
         described |= dict.fromkeys(("context_length", "max_model_len"), description.context_length)
     if description.dialect:
@@ -159,8 +180,8 @@ def _level(description: ModelDescription, effort: Effort) -> str:
     return _LEVELS[effort] if budget is None else f"{_LEVELS[effort]}: at most {budget:,} tokens"
 
 
-def _description(models: ModelRegistry, status: ModelStatus) -> ModelDescription:
+def _description(models: ModelRegistry, name: str) -> ModelDescription:
     try:
-        return models.describe(status.name)
+        return models.describe(name)
     except ModelError:  # it has left the catalogue since it was listed
         return ModelDescription()

@@ -524,6 +524,7 @@ class ModelObject(TypedDict):
     state: ModelState
     type: Literal["llm", "embedding", "rerank"]
     root: NotRequired[str]
+    shares: NotRequired[str]
     context_length: NotRequired[int]
     max_model_len: NotRequired[int]
     capabilities: list[str]
@@ -545,8 +546,8 @@ class ModelList(TypedDict):
     data: list[ModelObject]
 
 
-class Unloading(TypedDict):
-    """What becomes of a model that is to be unloaded."""
+class Loading(TypedDict):
+    """What has become of a model that was to be loaded, or becomes of one that is to be unloaded."""
 
     model: str
     message: str
