@@ -8,7 +8,7 @@ that no answer of a server raises anything. Knows no connections and no Dify.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping  # noqa: TC003  # pydantic reads the annotations when a description is kept
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
@@ -129,7 +129,8 @@ class ServerInfo:
     def model(self, name: str, kind: str = "llm") -> ServedModel | None:
         """Return the model of a name; the last part of its name will do, as it does for servers.
 
-        `default` is the first model of a kind, or the first that states no kind.
+        `default` is the first model of a kind, or the first that states no kind. `NAME:high` is a model of mlx-backend's
+        with one of its efforts as the default.
         """
         if name == "default":
             return next(iter(self.models_of_kind(kind)), None)
@@ -137,6 +138,10 @@ class ServerInfo:
             for model in self.models:
                 if normalise(model.name) == normalise(name):
                     return model
+        base, _, effort = name.rpartition(":")
+        if self.kind is ServerKind.MLX_BACKEND and base and (found := self.model(base, kind)):
+            if (effort := effort.lower()) in (found.efforts or ()):
+                return replace(found, name=f"{found.name}:{effort}", default_effort=effort)
         return None
 
     def models_of_kind(self, kind: str) -> list[ServedModel]:

@@ -98,6 +98,27 @@ def test_mlx_backend_describes_its_models_completely() -> None:
     assert model.sampling == {"temperature": 0.7}
 
 
+def test_a_name_may_end_in_one_of_the_models_efforts() -> None:
+    with mlx_backend(GPT_OSS, {**GPT_OSS, "id": "qwen3:8b"}) as server:
+        found = [
+            discovery.find_model(name, at(server))
+            for name in (
+                f"{GPT_OSS['id']}:low",
+                "gpt-oss-20b-MXFP4-Q8:High",
+                "qwen3:8b",
+                "qwen3:8b:low",
+                "qwen3:4b",
+            )
+        ]
+    assert [each and (each.name.rpartition("/")[2], each.default_effort) for each in found] == [
+        ("gpt-oss-20b-MXFP4-Q8:low", "low"),
+        ("gpt-oss-20b-MXFP4-Q8:high", "high"),
+        ("qwen3:8b", "high"),
+        ("qwen3:8b:low", "low"),
+        None,
+    ]
+
+
 def test_a_model_listed_without_reasoning_does_not_reason() -> None:
     with mlx_backend({"id": "plain", "capabilities": ["completion"]}) as server:
         model = discovery.find_model("plain", at(server))
