@@ -129,19 +129,24 @@ class ServerInfo:
     def model(self, name: str, kind: str = "llm") -> ServedModel | None:
         """Return the model of a name; the last part of its name will do, as it does for servers.
 
-        `default` is the first model of a kind, or the first that states no kind. `NAME:high` is a model of mlx-backend's
-        with one of its efforts as the default.
+        `default` is the first model of a kind, or the first that states no kind. A model whose list has its efforts
+        is called with one of them, too: `NAME:high` has it as its default.
         """
         if name == "default":
             return next(iter(self.models_of_kind(kind)), None)
+        if (found := self._named(name)) is not None:
+            return found
+        base, _, effort = name.rpartition(":")
+        found, effort = self._named(base), effort.lower()
+        if found is None or effort not in (found.efforts or ()):
+            return None
+        return replace(found, name=f"{found.name}:{effort}", default_effort=effort)
+
+    def _named(self, name: str) -> ServedModel | None:
         for normalise in (str, last_part, _without_tag):
             for model in self.models:
                 if normalise(model.name) == normalise(name):
                     return model
-        base, _, effort = name.rpartition(":")
-        if self.kind is ServerKind.MLX_BACKEND and base and (found := self.model(base, kind)):
-            if (effort := effort.lower()) in (found.efforts or ()):
-                return replace(found, name=f"{found.name}:{effort}", default_effort=effort)
         return None
 
     def models_of_kind(self, kind: str) -> list[ServedModel]:
