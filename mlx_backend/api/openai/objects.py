@@ -514,6 +514,13 @@ class LevelObject(TypedDict):
     description: str
 
 
+class DialectObject(TypedDict):
+    """The family whose way of writing a model has, and what told it."""
+
+    name: str
+    recognised_by: str
+
+
 class ModelObject(TypedDict):
     """A model that can be served, under one of its names. What is not known is left out."""
 
@@ -528,6 +535,7 @@ class ModelObject(TypedDict):
     context_length: NotRequired[int]
     max_model_len: NotRequired[int]
     capabilities: list[str]
+    dialect: NotRequired[DialectObject]
     reasoning: NotRequired[EffortsObject]
     supported_reasoning_levels: NotRequired[list[LevelObject]]
     default_reasoning_level: NotRequired[Effort | None]
