@@ -9,6 +9,13 @@ arrived. So a client that sends slowly costs a socket. Added to that here:
     `environ[HOLD_BODY]`, with which it counts what it makes of a body that is compressed
     errors of HTTP itself with the application's error body
     a stop that gives running requests a moment and then ends them
+    an answer for a client that only sends no more
+
+A client that sends no more may wait for its answer, having shut down the sending half of its connection, or may be
+gone, having closed it: the system reports both alike. Only something that is sent tells one from the other, for the
+system of a client that is gone answers it with a reset. So what is certain of an answer before it is known is sent
+then, a byte at a time: that it begins with `HTTP/1.`, and between the chunks of a stream zeros, with which the next
+length may begin.
 
 Knows sockets and WSGI; of the application only what `Application` says.
 """
@@ -33,7 +40,7 @@ from waitress.adjustments import Adjustments
 from waitress.channel import HTTPChannel
 from waitress.parser import HTTPRequestParser
 from waitress.server import TcpWSGIServer
-from waitress.task import ErrorTask, WSGITask
+from waitress.task import ErrorTask, Task, WSGITask
 from waitress.utilities import Error, RequestEntityTooLarge
 
 from mlx_backend import __version__
@@ -69,6 +76,14 @@ _FRAMING_SHARE = 8
 """Bytes of such a body that allow one more byte between its parts. Chunks of 64 bytes and more stay below it."""
 _TLS_HANDSHAKE = b"\x16"
 """The first byte of a connection over TLS, which would never send the end of a head."""
+_CERTAIN_BEGINNING = b"HTTP/1."
+_CERTAIN_LENGTH = b"0000000"
+_LOOK_SECONDS = 0.02
+_SOON_SECONDS = 1.0
+"""How long after the end of what a client sends a reset is looked for every `_LOOK_SECONDS`, and not at each check."""
+_FIRST_PAUSE = 0.1
+_LONGER = 3
+"""How much longer each pause between two bytes is: a proxy may pass on the end first, and the reset of a later byte."""
 _TOO_MANY = "There are too many connections to this server; try again later."
 _ACCEPTED_AT_ONCE = 64
 _RETRY_ACCEPT_SECONDS = 0.5
@@ -219,7 +234,28 @@ class _Request(HTTPRequestParser):
         return self._server.hold(self._network, more)
 
 
-class _Task(WSGITask):
+class _Answer(Task):
+    channel: _Channel
+
+    def build_response_header(self) -> bytes:
+        """Return the head, without what of it has been sent already."""
+        head: bytes = super().build_response_header()
+        return head[self.channel.expect(b"") :]
+
+    def write(self, piece: bytes) -> None:
+        """Send a part of the body, and first the head."""
+        is_head = not self.wrote_header
+        super().write(piece)
+        if is_head and self.chunked_response:
+            self.channel.expect(_CERTAIN_LENGTH)
+
+    def finish(self) -> None:
+        """Send the end of an answer in chunks."""
+        self.channel.expect(b"")
+        super().finish()
+
+
+class _Task(_Answer, WSGITask):
     def get_environment(self) -> Any:
         """Return what the application gets of the request."""
         environ = super().get_environment()
@@ -236,7 +272,7 @@ class _Task(WSGITask):
             super().set_close_on_finish()
 
 
-class _ErrorTask(ErrorTask):
+class _ErrorTask(_Answer, ErrorTask):
     def execute(self) -> None:
         """Answer with the application's error body."""
         status, message = self.request.error.code, str(self.request.error.body)
@@ -272,6 +308,11 @@ class _Channel(HTTPChannel):
         self._is_cut = False
         self._discards_until: float | None = None
         self.watched_events = 0
+        self._certain = _CERTAIN_BEGINNING
+        self._num_sent = 0  # of what was certain
+        self._ended_at: float | None = None
+        self._probes_at = 0.0
+        self._pause = _FIRST_PAUSE
         self._on_disconnect: dict[object, Callable[[], None]] = {}
         super().__init__(server, connection, address, adj, map=map)
 
@@ -295,6 +336,19 @@ class _Channel(HTTPChannel):
         piece: bytes = super().recv(_PIECE if is_body or self._discards_until else self.adj.recv_bytes)
         return piece
 
+    def readable(self) -> bool:
+        """Whether to receive."""
+        return self._ended_at is None and bool(super().readable())
+
+    def handle_read(self) -> None:
+        """Receive. Who sends no more, and waits for an answer, may still be there."""
+        if self.requests and self._discards_until is None and self._is_at_end():
+            if self._ended_at is None:
+                self._ended_at = time.monotonic()
+                self.server.look_soon(self)
+            return
+        super().handle_read()
+
     def received(self, piece: bytes) -> bool:
         """Take what has been received."""
         return self._discards_until is None and bool(super().received(piece))
@@ -316,11 +370,10 @@ class _Channel(HTTPChannel):
     def service(self) -> None:
         """Answer the first of the requests that have arrived."""
         self._is_cut = self.requests[0].is_cut or self.requests[0].error is not None
-        if self.peek() == b"":
-            # Nothing is done for a client that has left already; the loop closes the connection.
-            self.connected = False
         self._idle_since = time.monotonic()  # before the loop can find the connection idle
         super().service()
+        self.expect(_CERTAIN_BEGINNING)
+        self._close_if_over()
         self.server.note_change(self)
         if not self.connected:
             for request in self.requests:  # which will not be answered
@@ -334,6 +387,48 @@ class _Channel(HTTPChannel):
             return None
         except (OSError, AttributeError):  # closed meanwhile
             return b""
+
+    def expect(self, certain: bytes) -> int:
+        """Note what the answer goes on with in any case; return how much was sent of what was certain before."""
+        with self.outbuf_lock:
+            sent, self._num_sent, self._certain = self._num_sent, 0, certain
+        return sent
+
+    def look(self) -> bool:
+        """See whether who sends no more is gone; return whether that may become known soon.
+
+        Is called by the loop, often at first.
+        """
+        if self._ended_at is None or not self.connected:
+            return False
+        self._close_if_over()
+        now = time.monotonic()
+        try:
+            is_gone = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+            if not is_gone and now >= self._probes_at:
+                self._probe()
+                self._probes_at, self._pause = now + self._pause, self._pause * _LONGER
+        except OSError:
+            is_gone = True
+        if is_gone:
+            self.handle_close()
+        return self.connected and now - self._ended_at < _SOON_SECONDS
+
+    def _probe(self) -> None:
+        """Send the next certain byte, unless more than that is about to be sent. May raise OSError."""
+        with self.outbuf_lock:
+            if not self.total_outbufs_len:
+                self._num_sent += self.send(self._certain[self._num_sent :][:1])
+
+    def _close_if_over(self) -> None:
+        if self._ended_at is not None and not self.requests:
+            self.close_when_flushed = True
+
+    def _is_at_end(self) -> bool:
+        try:
+            return bool(self.socket.recv(1, socket.MSG_PEEK) == b"")
+        except OSError:
+            return False
 
     def refuse(self, status: int, message: str) -> None:
         """Answer the request that is being received with an error."""
@@ -382,6 +477,7 @@ class _Channel(HTTPChannel):
     def check(self, seconds: float) -> None:
         """Close or refuse what has taken too long; `seconds` have passed since the last check."""
         limits, now = self.server.limits, time.monotonic()
+        self.look()
         if self._discards_until is not None:
             if now > self._discards_until:
                 self.handle_close()
@@ -494,6 +590,7 @@ class Server(TcpWSGIServer):
         self._has_ended = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._changed: deque[_Channel] = deque()
+        self._looked_at: list[_Channel] = []
         self._is_woken = False
         self._workers = _Workers(requests + SPARE_THREADS)
         self._sockets: dict[int, Any] = {}
@@ -555,7 +652,9 @@ class Server(TcpWSGIServer):
             self._is_woken = False
             while self._changed:
                 self._watch(self._changed.popleft())
-            for key, events in self._selector.select(self.check_seconds):
+            for key, events in self._selector.select(
+                _LOOK_SECONDS if self._looked_at else self.check_seconds
+            ):
                 # Another connection may have been closed for the sake of one in the same batch.
                 if events & selectors.EVENT_READ and key.data.socket is not None:
                     wasyncore.read(key.data)
@@ -563,9 +662,14 @@ class Server(TcpWSGIServer):
                     wasyncore.write(key.data)
                 if isinstance(key.data, _Channel):
                     self._watch(key.data)
+            self._looked_at = [channel for channel in self._looked_at if channel.look()]
             if (passed := time.monotonic() - checked) >= self.check_seconds:
                 checked += passed
                 self._check(passed)
+
+    def look_soon(self, channel: _Channel) -> None:
+        """Have the loop see whether a client that sends no more is gone."""
+        self._looked_at.append(channel)
 
     def note_change(self, channel: _Channel) -> None:
         """Have the loop look at what a connection waits for now. Called by workers."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
+import io
 import json
 import re
 import socket
 import threading
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +81,119 @@ def test_a_client_that_disconnects_frees_the_engine(
         assert engine.requests[0].cancelled.wait(10)
         engine.advance(100)
         assert server.chat()["choices"][0]["message"]["content"] == "Paris."
+
+
+# -- clients that only send no more ---------------------------------------------------------------------------
+
+
+class Received:
+    """What was received, as http.client takes it."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, _mode: str) -> io.BytesIO:
+        return io.BytesIO(self._data)
+
+
+def response_in(data: bytes) -> tuple[int, str]:
+    response = http.client.HTTPResponse(Received(data))  # type: ignore[arg-type]
+    response.begin()
+    return response.status, response.read().decode()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("prefill", [0, 1000], ids=["decoding", "reading the prompt"])
+def test_a_client_that_sends_no_more_gets_its_whole_answer(stream: bool, prefill: int) -> None:
+    script = Transcript(text=ANSWER, prefill=prefill)
+    with ScriptedEngine([script], gated=True) as engine, running(engine) as server:
+        connection = server.send({"messages": HELLO, "stream": stream})
+        engine.advance(3)
+        connection.shutdown(socket.SHUT_WR)
+        # What it gets at once is what it would get in any case: a letter of the head, or a zero before a length.
+        data = read_until(connection, b"\n\n\r\n0") if stream else connection.recv(2)
+        engine.advance(2000)
+        while piece := connection.recv(65536):
+            data += piece
+        status, body = response_in(data)
+        connection.close()
+    assert status == 200
+    if stream:
+        deltas = [json.loads(each.removeprefix("data: ")) for each in body.split("\n\n")[:-2]]
+        assert "".join(each["choices"][0]["delta"].get("content", "") for each in deltas) == "Paris."
+        assert body.endswith("data: [DONE]\n\n")
+    else:
+        assert json.loads(body)["choices"][0]["message"]["content"] == "Paris."
+
+
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n", [200]),
+        (b"GET /health HTTP/1.0\r\n\r\n", [200]),
+        (b"GET /nothing HTTP/1.1\r\nHost: test\r\n\r\n", [404]),
+        (b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n" * 3, [200] * 3),
+        (b"GET /health HTTP/2.0\r\nHost: test\r\n\r\n", [505]),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\n{}", [400]),
+    ],
+)
+def test_so_does_one_that_is_answered_at_once(sent: bytes, statuses: list[int]) -> None:
+    with ScriptedEngine([]) as engine, running(engine) as server:
+        for _ in range(5):
+            with socket.create_connection(server.address, timeout=60) as connection:
+                connection.sendall(sent)
+                connection.shutdown(socket.SHUT_WR)
+                data = b""
+                while piece := connection.recv(65536):
+                    data += piece
+            assert [int(each[:3]) for each in re.split(rb"HTTP/1\.[01] ", data)[1:]] == statuses
+            assert data.startswith(b"HTTP/1.")
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_one_that_leaves_later_frees_the_engine(stream: bool) -> None:
+    scripts = TranscriptQueue(LONG)
+    with ScriptedEngine(scripts, gated=True) as engine, running(engine) as server:
+        connection = server.send({"messages": HELLO, "stream": stream})
+        scripts.wait()
+        connection.shutdown(socket.SHUT_WR)
+        read_until(connection, b"\n\n\r\n0" if stream else b"H")
+        connection.close()
+        assert engine.requests[0].cancelled.wait(10)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_one_that_leaves_behind_a_proxy_that_passes_ends_on_frees_it_too(stream: bool) -> None:
+    scripts = TranscriptQueue(LONG)
+    with (
+        ScriptedEngine(scripts, gated=True) as engine,
+        running(engine) as server,
+        socket.create_server(("127.0.0.1", 0)) as proxy,
+    ):
+        client = socket.create_connection(proxy.getsockname(), timeout=60)
+        near, _ = proxy.accept()
+        far = server.send({"messages": HELLO, "stream": stream})
+        scripts.wait()
+
+        def pass_on(source: socket.socket, target: socket.socket) -> None:
+            with suppress(OSError):
+                while piece := source.recv(65536):
+                    target.sendall(piece)
+                target.shutdown(socket.SHUT_WR)
+                return
+            for each in (source, target):
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+        threads = [threading.Thread(target=pass_on, args=ends) for ends in ((near, far), (far, near))]
+        for thread in threads:
+            thread.start()
+        client.close()
+        assert engine.requests[0].cancelled.wait(10)
+        for thread in threads:
+            thread.join()
+        near.close()
+        far.close()
 
 
 class WatchedGeneration:
