@@ -258,9 +258,9 @@ def test_a_keys_priority_is_the_best_that_its_requests_get(
     seen: list[GenerationRequest] = []
 
     class Engine(ScriptedEngine):
-        def generate(self, request: GenerationRequest) -> Any:
+        def generate(self, request: GenerationRequest, *rest: Any) -> Any:
             seen.append(request)
-            return super().generate(request)
+            return super().generate(request, *rest)
 
     keys = with_keys(tmp_path, '[keys]\nbob = "b"\n[keys.alice]\nkey = "a"\npriority = 2')
     with Engine(lambda _: ANSWER) as engine:

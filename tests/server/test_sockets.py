@@ -222,8 +222,10 @@ def test_a_queued_request_whose_client_disconnects_is_never_started(stream: bool
     submitted: SimpleQueue[WatchedGeneration] = SimpleQueue()
 
     class Engine(ScriptedEngine):
-        def generate(self, request: GenerationRequest) -> Generation:
-            generation = WatchedGeneration(super().generate(request))
+        def generate(
+            self, request: GenerationRequest, on_item: Callable[[], None] | None = None
+        ) -> Generation:
+            generation = WatchedGeneration(super().generate(request, on_item))
             submitted.put(generation)
             return generation  # type: ignore[return-value]  # it does what a generation does
 
