@@ -51,6 +51,9 @@ TEMPLATES = {
     "mimo": "You are MiMo.<tool_call>\\n<function={{ name }}>\\n<parameter=a>",
     "minicpm5": '<function name="{{ name }}"><param name="{{ key }}">',
     "k2-horizon": "<ifm|think>{{ thoughts }}</ifm|think><ifm|tool_calls>",
+    "internlm": "{{ '<|action_start|><|plugin|>' + call }}<|action_end|>",
+    "jamba": "<tool_calls>[{{ calls }}]</tool_calls>",
+    "gigachat": "{{ '<|function_call|>' + call }}<|message_sep|>",
     "plain": "{{ role }}: {{ message.content }}",
 }
 REAL_TEMPLATES = {

@@ -184,6 +184,13 @@ A_TO_K: dict[str, Family] = {
         ),
         default="none",
     ),
+    "gigachat": Family(
+        architecture=of("qwen3"),
+        tokens=(*CHATML, "<|function_call|>", "<|message_sep|>", "<|role_sep|>"),
+        ends=("<|im_end|>",),
+        template=chatml(reasoning="", call=f'<|function_call|>{{"name": "{NAME}", "arguments": {AS_JSON}}}'),
+        efforts=(),
+    ),
     "glm": Family(
         architecture=of(
             "glm4_moe",
@@ -307,6 +314,25 @@ A_TO_K: dict[str, Family] = {
         ),
         efforts=("none", "low", "high"),
         default="none",
+    ),
+    "internlm": Family(
+        architecture=of("qwen3"),
+        tokens=(*CHATML, *THINK, "<|action_start|>", "<|plugin|>", "<|action_end|>"),
+        ends=("<|im_end|>",),
+        template=chatml(
+            switched("", "<think>\n\n</think>\n\n"),
+            call=f'<|action_start|><|plugin|>\n{{"name": "{NAME}", "parameters": {AS_JSON}}}<|action_end|>',
+        ),
+    ),
+    "jamba": Family(
+        architecture=of("qwen3"),
+        tokens=(*CHATML, *THINK, "<tool_calls>", "</tool_calls>"),
+        ends=("<|im_end|>",),
+        template=chatml(
+            switched("", "<think>\n\n</think>\n\n"),
+            calls=("<tool_calls>[", "]</tool_calls>"),
+            call=f'{{"name": "{NAME}", "arguments": {AS_JSON}}}{{{{ ", " if not loop.last }}}}',
+        ),
     ),
     "k2-horizon": Family(
         architecture=of("llama"),

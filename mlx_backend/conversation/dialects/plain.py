@@ -12,6 +12,7 @@ from mlx_backend.conversation.dialects.base import END_MARKERS, Continuation, Di
 from mlx_backend.conversation.dialects.block_format import BlockFormat, CallSection
 from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.json_object import JSON_CALLS
+from mlx_backend.conversation.dialects.families.control_tokens import INTERNLM_CALLS
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
@@ -51,7 +52,10 @@ class PlainReader(Reader):
 
 
 _WITH_CALLS = BlockFormat(
-    sections=(CallSection(openers=(JSON_CALLS.opener,), closer=JSON_CALLS.closer, syntax=JSON_CALLS.syntax),)
+    sections=(
+        CallSection(openers=(JSON_CALLS.opener,), closer=JSON_CALLS.closer, syntax=JSON_CALLS.syntax),
+        INTERNLM_CALLS,  # older templates of this family say nothing of them
+    )
 )
 
 

@@ -13,6 +13,8 @@ from mlx_backend.conversation.dialects.families.control_tokens import (
     COHERE,
     DEEPSEEK_V3,
     DEEPSEEK_V31,
+    GIGACHAT,
+    INTERNLM,
     KIMI_K2,
     KIMI_K3,
     MISTRAL,
@@ -41,6 +43,7 @@ from mlx_backend.conversation.dialects.families.key_value_tags import (
     HUNYUAN,
     HUNYUAN_A13B,
     HUNYUAN_OPEN_SOURCE,
+    JAMBA,
     K2_HORIZON,
     LAGUNA,
     LING,
@@ -77,5 +80,5 @@ FAMILIES: tuple[Dialect, ...] = (
     *(HUNYUAN_OPEN_SOURCE, HUNYUAN, HUNYUAN_A13B, APERTUS, COHERE, LFM2),
     *(LAGUNA, LING, GLM),
     *(GRANITE_42, NEMOTRON, STEP, MIMO, QWEN_XML, MINICPM, OLMO, GRANITE),
-    *(LLAMA_PYTHONIC, LLAMA_3, GEMMA_3),
+    *(LLAMA_PYTHONIC, LLAMA_3, GEMMA_3, JAMBA, INTERNLM, GIGACHAT),
 )

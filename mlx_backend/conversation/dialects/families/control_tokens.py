@@ -214,3 +214,37 @@ COHERE = family(
     ),
     leaks=leaked_calls("<|START_ACTION|>"),
 )
+INTERNLM_CALLS = CallSection(
+    openers=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
+    closer="<|action_end|>",
+    syntax=JsonObjects(arguments_key="parameters", around=("\n", "")),
+)
+INTERNLM = family(
+    "internlm",
+    *("internlm2", "internlm2.5", "internlm3", "intern-s1"),
+    signs=(own("<|action_start|>", "<|plugin|>"),),
+    form=BlockFormat(reasoning=THINK_TAGS, sections=(INTERNLM_CALLS,), controls=("<|action_start|>",)),
+    example=(
+        '<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}'
+        "<|action_end|>"
+    ),
+    leaks=leaked_calls("<|action_start|><|plugin|>"),
+)
+_GIGACHAT_CALLS = JsonObjects(around=("", ""), streams=False)
+GIGACHAT = family(
+    "gigachat",
+    *("gigachat3", "gigachat-3", "gigachat3.1"),
+    signs=(own("<|function_call|>"), own("<|message_sep|>", "<|role_sep|>", "function call")),
+    form=BlockFormat(
+        blocks=(
+            CallBlock(opener="<|function_call|>", syntax=_GIGACHAT_CALLS, span=JsonSpan),
+            CallBlock(
+                opener="<|message_sep|>\n\nfunction call<|role_sep|>", syntax=_GIGACHAT_CALLS, span=JsonSpan
+            ),
+        ),
+        ends=frozenset({"</s>"}),
+        controls=("<|message_sep|>",),
+    ),
+    example='<|function_call|>{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}',
+    leaks=leaked_calls("<|function_call|>"),
+)

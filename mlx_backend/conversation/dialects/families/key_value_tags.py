@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.block_format import (
@@ -142,25 +143,31 @@ HUNYUAN_OPEN_SOURCE = _hunyuan(
     sign=own(re.compile(r"<tool_calls?\b"), _SEPARATOR, re.compile(":opensource")),
 )
 HUNYUAN = _hunyuan("hunyuan", "hy3", "hy4", suffix="", sign=own(re.compile(r"<tool_calls\b"), _SEPARATOR))
+_JSON_LIST = BlockFormat(
+    sections=(
+        CallSection(
+            openers=("<tool_calls>",),
+            closer="</tool_calls>",
+            syntax=JsonObjects(in_list=True, around=("", "")),
+        ),
+    ),
+)
 HUNYUAN_A13B = family(
     "hunyuan-a13b",
-    signs=(call_format("<tool_calls>", "<answer>", in_template=True),),
+    signs=(call_format("<tool_calls>", "</tool_calls>", "<answer>", in_template=True),),
     form=_HUNYUAN_FORM,
-    calls=BlockCalls(
-        BlockFormat(
-            sections=(
-                CallSection(
-                    openers=("<tool_calls>",),
-                    closer="</tool_calls>",
-                    syntax=JsonObjects(in_list=True, around=("", "")),
-                ),
-            ),
-        )
-    ),
+    calls=BlockCalls(_JSON_LIST),
     example=(
         "<think>\nI need the weather.\n</think>\n<answer>I look.</answer>\n"
         '<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}]</tool_calls>'
     ),
+)
+JAMBA = family(
+    "jamba",
+    *("apriel", "minimax-m1"),
+    signs=(call_format("<tool_calls>", "</tool_calls>"),),
+    form=replace(_JSON_LIST, reasoning=THINK_TAGS, ends=frozenset({"<|eom|>", "<|end|>"})),
+    example='<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}]</tool_calls>',
 )
 K2_HORIZON = family(
     "k2-horizon",
