@@ -53,7 +53,13 @@ class BlockGrammar:
     """
 
     def __init__(self, vocabulary: Vocabulary, matchers: Matchers, dialect: Dialect) -> None:
-        calls, openers = dialect.calls, dialect.blocks
+        calls = dialect.calls
+        # What another opener begins with is read, and never demanded.
+        openers = {
+            opener: closer
+            for opener, closer in dialect.blocks.items()
+            if not any(other != opener and other.startswith(opener) for other in dialect.blocks)
+        }
         self._has_calls = calls is not None
         self.calls = (
             CallGrammar(calls, vocabulary, matchers.rules)
@@ -224,9 +230,7 @@ class _BlockReply:
 
 
 class BlockCloser(ReasoningCloser):
-    """A block is closed by its marker; another one is not opened after it."""
-
-    can_reopen = False
+    """A block is closed by its marker; another one is not opened right after it."""
 
     def __init__(
         self,

@@ -47,8 +47,6 @@ class ReasoningCloser(ABC):
     """Tokens of the longest closing."""
     header = 0
     """Tokens with which reasoning is begun."""
-    can_reopen = True
-    """Whether there may be reasoning again after the beginning of an answer."""
 
     @abstractmethod
     def closing(self) -> Sequence[int]:

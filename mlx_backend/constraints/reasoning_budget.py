@@ -125,8 +125,6 @@ class ReasoningBudget:
         """Return how many tokens there are at least until something has to come."""
         if self._forced or self._closer.allowed_mask() is not None:
             return 0
-        if self._has_answered and not self._closer.can_reopen:
-            return UNBOUNDED_TOKENS
         # A turn that is reasoning may leave its message, and begin another: that would cost a header more.
         return max(1, self._reasoning_left(self._closer.header))
 

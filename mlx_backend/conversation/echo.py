@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from mlx_backend.conversation.dialects.think import OPENERS
 from mlx_backend.conversation.events import ToolCall
 from mlx_backend.conversation.parser import parse_text
 from mlx_backend.conversation.quoting import (
@@ -131,7 +132,7 @@ def _prefix_pattern(word: str) -> str:
     return pattern
 
 
-_END_MARKERS = ("<|end|>", "<|return|>", "<|endoftext|>")
+_END_MARKERS = ("<|end|>", "<|return|>", "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>")
 _MARKER = re.compile(r"<\|(?:start|channel|message|constrain|end|call|return)\|>")
 _BARE_HEADER = re.compile(
     r"(?:assistant ?)?(?:(?:analysis|commentary|final)\b ?)?(?:to=\S+ ?)?(?:json|code)?"
@@ -402,14 +403,17 @@ def _parse_first_block(text: str) -> tuple[str, str]:
     hidden = _hide_quoted_markup(text)
     if opener := _OPENER.match(hidden):
         closer = re.compile(rf"</{opener[1]}\s*>", re.IGNORECASE)
-        # Where every closing tag looks quoted, the first one is not: the reasoning ended in a quotation mark.
-        body = hidden[opener.end() :] if closer.search(hidden) else text[opener.end() :]
-        if more := _MORE_OPENERS.match(body):
-            body = body[more.end() :]
-        message = parse_text("<think>" + closer.sub("</think>", body, count=1), "think", tools=())
     else:
-        message = parse_text(hidden.lstrip(), "think", tools=())
-    return reveal(message.reasoning), reveal(message.content)
+        opener = _OTHER_OPENER.match(hidden)
+        assert opener is not None
+        closer = re.compile(re.escape(OPENERS[opener[0].strip()]))
+    # Where every closing tag looks quoted, the first one is not: the reasoning ended in a quotation mark.
+    body = hidden[opener.end() :] if closer.search(hidden) else text[opener.end() :]
+    if more := _MORE_OPENERS.match(body):
+        body = body[more.end() :]
+    end = closer.search(body)
+    reasoning, rest = (body[: end.start()], body[end.end() :]) if end else (body, "")
+    return reveal(reasoning).strip("\r\n"), reveal(rest).lstrip("\r\n")
 
 
 def _join_answers(texts: list[str]) -> str:

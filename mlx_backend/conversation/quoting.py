@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from copy import copy
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -21,12 +22,16 @@ CLAUSE_ENDS = tuple(",.;:!?、。")
 """What may follow markup that is part of a sentence."""
 
 _OPENING_QUOTES = ("`", '"', "'", "“", "「", "(")
+# One that closes a quotation looks alike: before one that opens it there is no word.
+_OPENED_QUOTATION = re.compile(r"(?:\A|[\s(\[{=:,])[\"'(]\Z|[“「『«]\Z")
 _SENTENCE_ENDS = (*".!?…:。！？", ")", "`", '"', "'")
 _BLANKS = " \u3000"
 _CONTEXT = 40
 """Characters before markup that tell whether it stands in a sentence."""
 
-_FENCES = ("```", "~~~")
+_FENCE = 3
+"""Backticks or tildes in a row that open a block of code."""
+_RUNS = re.compile(r"`+|~+|\n")
 # Each alternative begins with its character: what `^` begins is tried at every position, which takes ten times as long.
 _CODE = re.compile(
     r"`(?:(?<=^`)``.*?(?:^```|\Z)|[^`\n]*`)|~(?<=^~)~~.*?(?:^~~~|\Z)", re.DOTALL | re.MULTILINE
@@ -82,32 +87,86 @@ def reveal(text: str) -> str:
     return text.replace(HIDER, "")
 
 
+def opens_quotation(tail: str) -> bool:
+    """Whether a text with this end, of two characters if it has them, opens a quotation."""
+    return _OPENED_QUOTATION.search(tail) is not None
+
+
 # -- a stream -------------------------------------------------------------------------------------
+
+
+class OpenCode:
+    """Whether a text so far ends in code, in backticks or in a fenced block, known without keeping the text.
+
+    A piece without `SPECIAL` characters need not be added, unless `is_pending`.
+    """
+
+    SPECIAL = "`~\n"
+
+    __slots__ = ("_fence", "_inline", "_run")
+
+    def __init__(self) -> None:
+        self._fence = ("", 0)  # what opened the block
+        self._inline = 0  # backticks that opened code in this line
+        self._run = ("", 0)  # what the text ends with: a character, and how many of it
+
+    def add(self, text: str) -> None:
+        """Take in the next piece of the text."""
+        at = 0
+        for match in _RUNS.finditer(text):
+            if match.start() > at or match[0][0] != self._run[0]:
+                self._end_run()
+            at = match.end()
+            if match[0] == "\n":
+                self._inline = 0
+            else:
+                self._run = match[0][0], self._run[1] + len(match[0])
+        if at < len(text):
+            self._end_run()
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the text ends with what more of it may make something else."""
+        return self._run[1] > 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what follows, if it is no more of the same, stands in code."""
+        later = copy(self)
+        later._end_run()
+        return bool(later._fence[1] or later._inline)
+
+    def _end_run(self) -> None:
+        character, length = self._run
+        if not length:
+            return
+        self._run = ("", 0)
+        fence, opened = self._fence
+        if opened:
+            if character == fence and length >= opened:
+                self._fence = ("", 0)
+        elif length >= _FENCE:
+            self._fence, self._inline = (character, length), 0
+        elif character == "`":
+            self._inline = 0 if self._inline == length else self._inline or length
 
 
 class PrecedingText:
     """What stands before markup in a stream, known without keeping the text."""
 
     def __init__(self) -> None:
-        self._in_fence = False
-        self._line_start = ""
-        self._backticks = 0  # in the current line
+        self._code = OpenCode()
         self._tail = ""
 
     def add(self, text: str) -> None:
         """Take in text that has been put out."""
-        *lines, rest = text.split("\n")
-        for line in lines:
-            self._end_line(line)
-        self._line_start = (self._line_start + rest)[:8]
-        self._backticks += rest.count("`")
+        self._code.add(text)
         self._tail = (self._tail + text)[-_CONTEXT:]
 
     def followed_by(self, text: str) -> PrecedingText:
         """Return what would stand before the markup if this text came too."""
         later = PrecedingText()
-        later._in_fence, later._line_start = self._in_fence, self._line_start
-        later._backticks, later._tail = self._backticks, self._tail
+        later._code, later._tail = copy(self._code), self._tail
         later.add(text)
         return later
 
@@ -119,7 +178,7 @@ class PrecedingText:
     @property
     def is_in_code(self) -> bool:
         """Whether a fence or a backtick is open."""
-        return self._in_fence or self._backticks % 2 == 1
+        return self._code.is_open
 
     @property
     def opens_quotation(self) -> bool:
@@ -131,8 +190,3 @@ class PrecedingText:
         """Whether what follows stands in a sentence."""
         before = self._tail.rstrip(_BLANKS)
         return before != self._tail and bool(before) and not before.endswith(("\n", *_SENTENCE_ENDS))
-
-    def _end_line(self, line: str) -> None:
-        if (self._line_start + line).lstrip().startswith(_FENCES):
-            self._in_fence = not self._in_fence
-        self._line_start, self._backticks = "", 0

@@ -217,6 +217,25 @@ def test_another_block_is_not_opened_behind_one_that_was_closed() -> None:
     assert message.content.endswith("Paris.")
 
 
+def test_a_block_in_the_middle_of_an_answer_is_counted_and_closed_soon() -> None:
+    wanted = BLOCKS.replace("<|im_end|>", f" <think>{THOUGHT * 3}</think>Rome.<|im_end|>")
+    message = read(said(wanted, "think", tokens=2), "think")
+    before, _, more = message.reasoning.partition("\n\n")
+    assert THOUGHT.startswith(before)
+    assert more == THOUGHT[: 3 * REOPENED_TOKENS]
+    assert message.content.startswith("Paris. ")
+    assert message.content.endswith("Rome.")
+    assert "think" not in message.content
+
+
+def test_an_answer_that_the_prompt_has_begun_may_reason_a_little() -> None:
+    wanted = f"<think>{THOUGHT * 3}</think>Rome.<|im_end|>"
+    text = said(wanted, "think", tokens=0, opens_in=Channel.FINAL)
+    message = read(text, "think", Channel.FINAL)
+    assert message.reasoning == THOUGHT[: 3 * REOPENED_TOKENS]
+    assert message.content.endswith("Rome.")
+
+
 def test_a_call_in_a_block_of_its_own_is_left_alone() -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     message = read(

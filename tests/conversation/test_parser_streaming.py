@@ -143,8 +143,8 @@ def test_a_think_block_streams_and_so_does_the_answer() -> None:
     assert fed(parser, " think\n") == [ReasoningDelta(" think")]
     assert fed(parser, "so") == [ReasoningDelta("\nso")]
     assert fed(parser, "</think>", "\n\n") == []
-    assert fed(parser, "Four <thi") == [ContentDelta("Four <thi")]  # no block may begin here: nothing to hold
-    assert fed(parser, "<tool") == []
+    assert fed(parser, "Four <thi") == [ContentDelta("Four ")]
+    assert fed(parser, "s <tool") == [ContentDelta("<this ")]
     assert fed(parser, "s") == [ContentDelta("<tools")]
 
 

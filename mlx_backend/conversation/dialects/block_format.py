@@ -81,8 +81,8 @@ class BlockFormat:
 
     reasoning: Mapping[str, str] = field(default_factory=dict)
     """Every way to open a block of reasoning, with its closer. The first is how it is written."""
-    is_anywhere: bool = False
-    """A block may also begin in the middle of the answer: its opener cannot be meant as text."""
+    words: frozenset[str] = frozenset()
+    """Openers that are tags of people's, too: in the answer they are text, unless they are control tokens."""
     answers: tuple[AnswerBlock, ...] = ()
     sections: tuple[CallSection, ...] = ()
     """The first is how calls are written."""
@@ -95,6 +95,8 @@ class BlockFormat:
     """Control tokens that end a turn, and are looked for by their spelling where there are no ids."""
     controls: tuple[str, ...] = ()
     """What markers begin with that no text does: where the output ends within a marker, it is not shown."""
+    noise: frozenset[str] = frozenset()
+    """Markers of older versions and of prompts, which mean nothing in a turn."""
     suffixes: tuple[str, ...] = ()
     """What may stand in a marker after a colon, `<think:…>`: each of the family's checkpoints has its own."""
 

@@ -12,10 +12,12 @@ The reader is in one state, and looks for the markers that mean something there:
 
     OPENING    nothing but white space so far, or since a block
                  a reasoning block's opener -> REASONING; a call's or a section's -> CALL, SECTION; other text -> ANSWER
+                 a closer is dropped
     REASONING  a turn begins here if the prompt has opened the block
                  the block's closer -> OPENING; a call's or a section's opener that is a control token -> CALL, SECTION
     ANSWER     text is put out at once
                  a call's or a section's opener -> CALL, SECTION; the answer's closer -> OPENING
+                 a reasoning block's opener -> REASONING; any other closer is dropped -> OPENING
     SECTION    between the markers around calls: before, between or after them
                  a call's opener -> CALL; the section's closer -> OPENING
     CALL       text is gathered, and decoded by its syntax (`calls/`)
@@ -27,9 +29,14 @@ The reader is in one state, and looks for the markers that mean something there:
     REST       what stands between the arguments and the call's closer -> SECTION or OPENING
                  the beginning of another call's arguments, in a list -> ARGUMENTS
 
-A marker that means nothing in a state is text there: only the prompt knows whether what stands before a lone
-`</think>` was reasoning (`opens_in`). Line breaks at the edges of a block, and before a call, are layout and not part
-of any text.
+Models reason again in the middle of an answer, though they were told not to, and close what is not open: a marker out
+of place never is part of the answer, and what stands between an opener and a closer is reasoning. What stood before a
+lone `</think>` has been put out already, and remains what it was: only the prompt knows whether a block is open
+(`opens_in`). An answer that is about markers has them in code or in quotation marks, or in a string of JSON; there they
+are text, and in reasoning, too, where only its closer counts.
+
+Line breaks at the edges of a block, and before a call, are layout and not part of any text. Between two parts of an
+answer they remain. Two blocks of reasoning are set apart by an empty line.
 
 Nothing is lost. What a call needs to be read is kept as it was written until a call has come of it; a call that cannot
 be decoded is shown, as answer or as reasoning, whichever it began in. After an opener, text that cannot begin a call
@@ -50,7 +57,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.base import END_MARKERS, Reader
 from mlx_backend.conversation.dialects.block_format import CallBlock, CallsInReasoning
-from mlx_backend.conversation.dialects.calls.base import CallName
+from mlx_backend.conversation.dialects.calls.base import CallName, JsonSpan
 from mlx_backend.conversation.dialects.calls.json_object import is_end_of_object
 from mlx_backend.conversation.dialects.calls.unwrapped import UNWRAPPED
 from mlx_backend.conversation.dialects.open_call import (
@@ -61,6 +68,7 @@ from mlx_backend.conversation.dialects.open_call import (
     TextBuffer,
 )
 from mlx_backend.conversation.events import Channel, ContentDelta, ReasoningDelta
+from mlx_backend.conversation.quoting import OpenCode, opens_quotation
 from mlx_backend.conversation.scanner import CONTROL, MarkerSet
 
 if TYPE_CHECKING:
@@ -72,7 +80,6 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.tools import ToolSet
 
 _BRACKET = re.compile(r"[{\[]")
-_FENCE = "```"
 _LAYOUT = "\r\n"
 
 # The ends of turns that are known by their spelling, without ids. `</s>` is not among them: it is HTML too.
@@ -97,10 +104,10 @@ class BlockReader(Reader):
     """Reads one turn of a model that writes blocks."""
 
     __slots__ = (
-        *("_aliases", "_bare_anywhere", "_blocks", "_call", "_closers", "_control", "_drops_breaks"),
-        *("_expected", "_format", "_has_calls", "_in_code", "_in_reasoning", "_layout", "_lost_opener"),
-        *("_may_be_unwrapped", "_openers", "_section", "_sections", "_state", "_tools", "_trims_layout"),
-        *("_was_cut_short", "_written", "fragments"),
+        *("_aliases", "_bare_anywhere", "_blocks", "_breaks", "_call", "_closers", "_code", "_control"),
+        *("_drops_breaks", "_expected", "_format", "_has_begun", "_has_calls", "_has_reasoned"),
+        *("_in_reasoning", "_json", "_layout", "_may_be_unwrapped", "_openers", "_section", "_sections"),
+        *("_shown", "_state", "_strays", "_tools", "_trims_layout", "_written", "fragments"),
     )
 
     def __init__(
@@ -119,7 +126,7 @@ class BlockReader(Reader):
         self.fragments = frozenset(
             token
             for token in self._control
-            if token and token not in form.markers and any(token in marker for marker in form.markers)
+            if token and any(token in marker and token != marker for marker in form.markers)
         )
         has_calls = tools.may_be_called
         self._sections = (
@@ -133,14 +140,19 @@ class BlockReader(Reader):
             for first in "{["
             if each.is_anywhere and each.head and each.head.fullmatch(first) and has_calls
         }
+        self._strays = self._stray_markers(has_calls=has_calls)
         self._state = _BlockState.OPENING
         self._expected: frozenset[str] = frozenset()  # the markers that are looked for
         self._layout = ""  # white space that is dropped if a marker follows
         self._trims_layout = False  # the next line breaks are layout
         # reasoning and answer
         self._closers: frozenset[str] = frozenset()  # of the block of reasoning that is open
-        self._was_cut_short = False  # reasoning ended without its closer, which may still come
-        self._in_code = False  # the answer is in a fenced block of code
+        self._has_reasoned = False
+        self._has_begun = False  # there is text of the answer
+        self._code = OpenCode()  # of the answer
+        self._json: JsonSpan | None = None  # of an answer that begins as JSON
+        self._shown: set[str] = set()  # closers of what has been shown as text, and was no call
+        self._breaks: int | None = None  # line breaks around what has interrupted the answer
         self._drops_breaks = False  # line breaks at the end of the answer are layout
         # calls
         self._may_be_unwrapped = tools.may_be_unwrapped and not self._bare_anywhere  # nothing was written yet
@@ -149,7 +161,6 @@ class BlockReader(Reader):
         self._call: OpenCall | None = None  # the one being read; set in CALL and the states after it
         self._written: list[str] = []  # what is shown, with the call's text, if no call comes of it
         self._in_reasoning = False  # the call being read began in a block of reasoning
-        self._lost_opener = False  # the last call stood outside of a section, whose closer may still come
         match opens_in:
             case Channel.ANALYSIS if form.reasoning:
                 self._enter_reasoning([*form.reasoning.values(), *form.reasoning])
@@ -171,7 +182,7 @@ class BlockReader(Reader):
 
     @property
     def is_answering(self) -> bool:
-        """Whether the answer or a call has begun: a block can no longer be opened."""
+        """Whether this is the answer or a call."""
         return self._state not in (_BlockState.OPENING, _BlockState.REASONING) and not self._in_reasoning
 
     def reasoning_closer(self, prompt_tail: str) -> tuple[str, ...]:
@@ -225,12 +236,13 @@ class BlockReader(Reader):
         may_be_quoted = written not in self._control if is_end else marker not in self._openers
         if may_be_quoted and self._holds_quoted(written):
             return
-        if marker in self._expected and self._take(marker, written):
+        is_text = marker in self._strays and self._state is _BlockState.ANSWER and self._is_text(marker)
+        if marker in self._expected and not is_text and self._take(marker, written):
             return
         if is_end:
             self.close("stop")
             self.ended = True
-        elif marker in self._format.markers or self._call is not None:
+        elif is_text or marker in self._format.markers or self._call is not None:
             while written:
                 written = self.text(written)
 
@@ -242,12 +254,9 @@ class BlockReader(Reader):
         elif self._state is _BlockState.SECTION:
             if not self._has_calls and ended_by == "stop":
                 self._give_up()
-        elif self._state is _BlockState.OPENING and self._layout and not self._trims_layout:
-            self._enter_answer()
-            self._emit(self._layout)
         elif (
-            self._state is _BlockState.ANSWER
-            and self._layout
+            self._layout
+            and self._state is not _BlockState.REASONING
             and not (self._drops_breaks or self._trims_layout)
         ):
             self.events.append(ContentDelta(self._layout))
@@ -262,7 +271,7 @@ class BlockReader(Reader):
         if self._aliases:
             expected |= {alias for alias, marker in self._aliases.items() if marker in expected}
         self.markers = _marker_set(expected | _SPELT_ENDS | self._format.ends, watched)
-        spelt = expected - self._control
+        spelt = expected - (self._control - self.fragments)
         if self.fragments:
             spelt = frozenset(_with_control_marks(marker, self.fragments) for marker in spelt)
         self.spelt = _marker_set(spelt, watched)
@@ -275,29 +284,33 @@ class BlockReader(Reader):
         if self._section is not None:
             self._take_in_section(self._section, marker)
         elif marker in form.reasoning:
-            self._layout = ""
+            self._leave_block()
             self._enter_reasoning({marker, form.reasoning[marker]})
-        elif marker in form.reasoning.values():
-            self._was_cut_short = False
-            if self._state is _BlockState.ANSWER:
-                self._enter_answer()
-            else:
-                self._leave_block()
         elif marker in self._openers:
             self._open_calls(marker)
-        elif marker == _FENCE:
-            self._in_code = not self._in_code
-            self._enter_answer()
-            self._put_out_answer(marker)
         elif block := next((each for each in form.answers if each.opener == marker), None):
             self._layout = ""
             self._drops_breaks = block.has_layout
             self._enter_answer()
             self._trims_layout = True
             self.delta = None
-        else:  # the closer of an answer or of a section
+        else:  # a closer, of whatever it is
             self._leave_block()
         return True
+
+    def _stray_markers(self, *, has_calls: bool) -> frozenset[str]:
+        """Return what is no text in the answer though it opens no call: of reasoning, and what closes calls."""
+        form = self._format
+        openers = [opener for opener in form.reasoning if opener not in form.words or opener in self._control]
+        closers = [
+            *(closer for each in form.sections for closer in each.closers),
+            *(closer for each in form.blocks if not each.is_text for closer in each.closers),
+        ]
+        return form.noise.union(
+            openers,
+            (form.reasoning[opener] for opener in openers),
+            (closer for closer in closers if has_calls and not closer.startswith("`")),
+        )
 
     def _without_control_marks(self, text: str) -> str:
         """In a call its control tokens are part of the text; elsewhere they mean nothing."""
@@ -307,6 +320,8 @@ class BlockReader(Reader):
         return text.replace(CONTROL, "")
 
     def _leave_block(self) -> None:
+        if self._state is _BlockState.ANSWER:
+            self._breaks = self._layout.count("\n") if self._has_begun else None
         self._layout = ""
         self._drops_breaks = False
         self._trims_layout = True
@@ -316,19 +331,22 @@ class BlockReader(Reader):
 
     def _enter_opening(self) -> None:
         self.delta = None
+        self.last = self.before_last = ""
         form = self._format
-        closers = [closer for each in form.sections for closer in each.closers] if self._lost_opener else []
         self._expect(
             _BlockState.OPENING,
             [
-                *(*form.reasoning, *form.reasoning.values(), *self._openers),
-                *(*self._answer_markers(), *closers, *([_FENCE] if self._bare_anywhere else ())),
+                *(*form.reasoning, *form.reasoning.values(), *self._openers, *self._strays),
+                *(
+                    *self._answer_markers(),
+                    *(closer for each in self._blocks.values() for closer in each.closers),
+                ),
             ],
         )
 
     def _gather_opening(self, text: str) -> str:
         if self._trims_layout and not self._layout:  # the layout of a block goes, other white space stays
-            text = text.lstrip(_LAYOUT)
+            text = self._without_breaks(text)
         blanks = self._blanks(text)
         bare = self._bare_call(text[blanks : blanks + 1])
         if bare is not None and len(self._layout) + blanks <= _MAX_LAYOUT:
@@ -377,6 +395,9 @@ class BlockReader(Reader):
             self._expect(
                 _BlockState.REASONING, self._expected.difference(self._format.reasoning), watched=_LAYOUT
             )
+            if self._has_reasoned:
+                text = "\n\n" + text
+            self._has_reasoned = True
         self._put_out_but_breaks(text, ReasoningDelta)
 
     def _put_out_but_breaks(self, text: str, event: type[ReasoningDelta] | type[ContentDelta]) -> None:
@@ -386,27 +407,39 @@ class BlockReader(Reader):
         self._layout = text[len(visible) :]
         self.delta = None if self._layout else event
         if visible:
+            self.before_last, self.last = self.last, visible
             self.events.append(event(visible))
 
     # ANSWER
 
     def _enter_answer(self) -> None:
-        form = self._format
-        more = [*form.reasoning] if form.is_anywhere else []
-        if self._was_cut_short:
-            more += form.reasoning.values()
-        more += [_FENCE] if self._bare_anywhere else []
-        watched = "" if self._in_code else "".join(self._bare_anywhere)
-        watched += _LAYOUT if self._holds_breaks else ""
-        self._expect(_BlockState.ANSWER, [*self._openers, *self._answer_markers(), *more], watched=watched)
         self._open(Channel.FINAL)
-        if self._may_be_unwrapped:
-            self.delta = None  # until there is more than white space
+        if not self._has_begun:
+            self.delta = None
+        self._expect_in_answer()
+
+    def _expect_in_answer(self) -> None:
+        watched = "".join(self._bare_anywhere)
+        if self._holds_breaks:
+            watched += _LAYOUT + OpenCode.SPECIAL
+        if self._json is not None:
+            watched += JsonSpan.SPECIAL
+        markers = [*self._openers, *self._answer_markers(), *self._strays]
+        self._expect(_BlockState.ANSWER, markers, watched=watched)
 
     @property
     def _holds_breaks(self) -> bool:
         """Whether a marker may follow that makes line breaks in the answer layout."""
-        return self._drops_breaks or bool(self._openers) or bool(self._bare_anywhere)
+        return self._drops_breaks or bool(self._openers or self._bare_anywhere or self._strays)
+
+    def _is_text(self, marker: str) -> bool:
+        """Whether a stray marker that comes next in the answer is quoted, or closes what is shown as text."""
+        if marker in self._shown:
+            self._shown.discard(marker)
+            return True
+        if self._code.is_open or (self._json is not None and self._json.in_string):
+            return True
+        return opens_quotation((self.before_last + self.last + self._layout)[-2:])
 
     def _answer_markers(self) -> list[str]:
         return [marker for each in self._format.answers for marker in (each.opener, each.closer) if marker]
@@ -424,29 +457,57 @@ class BlockReader(Reader):
                 self._written = [text[:blanks]]
                 self._begin_call(UNWRAPPED)
                 return text[blanks:]
-            self._open(Channel.FINAL)
-        if self._bare_anywhere and not self._in_code:
-            for bracket in _BRACKET.finditer(text):
-                at, block = bracket.start(), self._bare_anywhere.get(bracket[0])
-                if block and block.head and block.head.fullmatch(text, at, at + block.syntax.head_length):
-                    if at:
-                        self._put_out_answer(text[:at])
+        begun = 0
+        for bracket in _BRACKET.finditer(text) if self._bare_anywhere else ():
+            at, block = bracket.start(), self._bare_anywhere.get(bracket[0])
+            if block and block.head and block.head.fullmatch(text, at, at + block.syntax.head_length):
+                if at > begun:
+                    self._put_out_answer(text[begun:at])
+                    begun = at
+                if not self._code.is_open:
                     self._written, self._layout = [self._layout], ""
                     self._begin_call(block)
                     return text[at:]
-        self._put_out_answer(text)
+        self._put_out_answer(text[begun:])
         return ""
 
     def _put_out_answer(self, text: str) -> None:
         if self._trims_layout:
-            text = text.lstrip(_LAYOUT)
-            self._trims_layout = not text
-            if not self._trims_layout:
-                self._open(Channel.FINAL)
-        if self._holds_breaks and text:
-            self._put_out_but_breaks(text, ContentDelta)
-        else:
+            text = self._without_breaks(text)
+            if not text:
+                return
+            self._trims_layout = False
+        if not self._holds_breaks:
+            self._open(Channel.FINAL)
             self._emit(text)
+            return
+        if self._breaks:
+            text = "\n" * min(self._breaks, 2) + text
+        self._breaks = None
+        self._find_quotations(text)
+        self._put_out_but_breaks(text, ContentDelta)
+        if self._code.is_pending or not self._has_begun:
+            self.delta = None  # the next piece has to be seen
+
+    def _find_quotations(self, text: str) -> None:
+        """Follow the answer's code, and the strings of an answer that is JSON."""
+        self._code.add(text)
+        json = self._json
+        if not self._has_begun:
+            first = text.lstrip()[:1]
+            self._has_begun = bool(first)
+            self._json = JsonSpan() if first and first in "{[" else None
+        if self._json is not None and self._json.end(text) >= 0:
+            self._json = None
+        if self._json is not json:
+            self._expect_in_answer()
+
+    def _without_breaks(self, text: str) -> str:
+        """Take the line breaks off the beginning of a text. They count, if they stand between parts of the answer."""
+        visible = text.lstrip(_LAYOUT)
+        if self._breaks is not None:
+            self._breaks += text[: len(text) - len(visible)].count("\n")
+        return visible
 
     # SECTION
 
@@ -630,11 +691,12 @@ class BlockReader(Reader):
 
     def _commit(self, call: OpenCall) -> None:
         """Note that there is a call: what was written for it is not shown, and reasoning has ended."""
+        if self._breaks is None and self._has_begun:
+            self._breaks = "".join(self._written[:1]).count("\n")
         self._written = []
         self._has_calls = True
         if self._in_reasoning and self._format.calls_in_reasoning is CallsInReasoning.CLOSE:
             self._in_reasoning = call.must_be_offered = False
-            self._was_cut_short = True
 
     def _put_out_calls(self, calls: Sequence[tuple[str, DecodedCall]], *, is_cut: bool = False) -> None:
         for at, (name, call) in enumerate(calls):
@@ -643,9 +705,8 @@ class BlockReader(Reader):
             self._close_call(complete=not is_cut or at < len(calls) - 1)
 
     def _after_call(self) -> None:
-        if self._call is not None:
-            self._lost_opener = self._call.block.is_text and self._section is None
         self._call = None
+        self._shown.clear()
         self._layout = ""
         self._trims_layout = True
         if self._section is not None:
@@ -661,6 +722,13 @@ class BlockReader(Reader):
         text = "".join([*self._written, str(self._call.text) if self._call is not None else ""])
         in_reasoning, self._in_reasoning = self._in_reasoning, False
         self._written = []
+        self._shown = {
+            closer
+            for each in (self._section, self._call and self._call.block)
+            if each
+            for closer in each.closers
+            if not text.endswith(closer)
+        }
         self._call = self._section = None
         if in_reasoning:
             self._enter_reasoning(self._closers)
@@ -669,7 +737,7 @@ class BlockReader(Reader):
         else:
             self._trims_layout = False
             self._enter_answer()
-            self._emit(text)
+            self._put_out_answer(text)
 
     def _close_call_at_end(self, call: OpenCall, ended_by: EndedBy) -> None:
         """Handle the end of the output in a call. A cut call is not complete."""
@@ -820,6 +888,5 @@ def _marker_set(markers: frozenset[str], watched: str) -> MarkerSet:
 
 def _with_control_marks(marker: str, fragments: Iterable[str]) -> str:
     for fragment in fragments:
-        if fragment != marker:
-            marker = marker.replace(fragment, CONTROL + fragment)
+        marker = marker.replace(fragment, CONTROL + fragment)
     return marker

@@ -39,9 +39,9 @@ OPENERS: Mapping[str, str] = {
 
 JSON = AnySyntax(JsonObjects())
 SECTION = CallSection(openers=("<tool_call>",), closer="</tool_call>", syntax=JSON)
-FORMAT = BlockFormat(reasoning=OPENERS, sections=(SECTION,))
-# The other words are tags that people use too.
-_LEAKED_OPENERS = ("<think>", "<thinking>", "<seed:think>", "<|begin_of_thought|>", "◁think▷", "[THINK]")
+_WORDS = frozenset(f"<{word}>" for word in ("thinking", "thought", "Thought", "reason", "reasoning"))
+FORMAT = BlockFormat(reasoning=OPENERS, words=_WORDS, sections=(SECTION,))
+_LEAKED_OPENERS = tuple(opener for opener in OPENERS if opener not in _WORDS - {"<thinking>"})
 
 
 THINK = Dialect(

@@ -45,6 +45,7 @@ _MISTRAL_FORM = BlockFormat(
     blocks=(CallBlock(opener="[TOOL_CALLS]", syntax=MISTRAL_ARGS, span=JsonSpan),),
     separators=",;",
     ends=frozenset({"</s>"}),
+    noise=frozenset({"[/TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}),
 )
 
 
@@ -148,7 +149,6 @@ KIMI_K3 = family(
     signs=(own(OPEN, SEPARATOR),),
     form=BlockFormat(
         reasoning=dict([_xtml("think")]),
-        is_anywhere=True,
         answers=(AnswerBlock(*_xtml("response")), AnswerBlock(*_xtml("message"))),
         sections=(CallSection(openers=(_xtml("tools")[0],), closer=_xtml("tools")[1]),),
         blocks=(CallBlock(opener=CALL_OPENER, closers=(CALL_CLOSER,), syntax=XtmlCalls(), is_text=True),),
@@ -171,7 +171,6 @@ APERTUS = family(
     signs=(own("<|tools_prefix|>"), own("<|inner_prefix|>")),
     form=BlockFormat(
         reasoning={"<|inner_prefix|>": "<|inner_suffix|>"},
-        is_anywhere=True,
         sections=(
             CallSection(
                 openers=("<|tools_prefix|>",),
@@ -198,7 +197,6 @@ COHERE = family(
     signs=(own("<|START_ACTION|>"), own("<|START_RESPONSE|>"), own("<|START_THINKING|>")),
     form=BlockFormat(
         reasoning={"<|START_THINKING|>": "<|END_THINKING|>"},
-        is_anywhere=True,
         answers=(
             AnswerBlock("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
             AnswerBlock("<|START_TEXT|>", "<|END_TEXT|>"),

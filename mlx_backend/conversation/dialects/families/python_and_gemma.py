@@ -19,8 +19,7 @@ GEMMA_4 = family(
     "gemma-4",
     signs=(own("<|tool_call>"), own("<|channel>")),
     form=BlockFormat(
-        reasoning={"<|channel>thought": "<channel|>"},
-        is_anywhere=True,
+        reasoning={"<|channel>thought": "<channel|>", "<|channel>": "<channel|>"},
         sections=(CallSection(openers=("<|tool_call>",), closer="<tool_call|>", syntax=GemmaCalls('<|"|>')),),
         separators=",",
         ends=frozenset({"<|tool_response>", "<turn|>"}),
