@@ -119,13 +119,13 @@ def test_lines_have_their_own_dialect_tools_and_beginning() -> None:
             "raw_text": "<function=get_weather><parameter=days>3</parameter></function>",
             "tools": ["get_weather"],
         },
-        {"dialect": "hermes-json", "raw_text": "<think>a</think>", "opens_in": "answer"},
+        {"dialect": "hermes-json", "raw_text": "<think>a</think>b", "opens_in": "answer"},
         {"raw_text": "<|channel|>final<|message|>a", "ended_by": "length"},
     )
     assert typed["reasoning"] == "hm"
     assert typed["tool_calls"] == [{"name": "get_weather", "arguments": '{"days": 3}'}]
     assert untyped["tool_calls"] == [{"name": "get_weather", "arguments": '{"days": "3"}'}]
-    assert answer["content"] == "<think>a</think>"
+    assert (answer["reasoning"], answer["content"]) == ("a", "b")
     assert (cut["content"], cut["finish"]) == ("a", "length")
 
 
