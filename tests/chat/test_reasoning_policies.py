@@ -59,7 +59,7 @@ def finished(reply: Reply, *, loses_reasoning: bool) -> dict[str, Any]:
 
 
 def agent(keeps: str, *, tools: bool = True, loses_reasoning: bool = True, **kwargs: Any) -> list[list[str]]:
-    """Hold two turns of three rounds each, or six without tools; return the reasoning that each prompt shows, "R1" for that of reply 1."""
+    """Hold two turns of three rounds, six without tools; return the reasoning in each prompt, "R1" for reply 1."""
     scripts = [f"R{at}\n</think>\n\n{CALL if at % 3 else f'Answer {at}.'}<|im_end|>" for at in range(1, 7)]
     with ScriptedEngine(scripts, chat_template=qwen_xml(keeps), markers=QWEN_XML_MARKERS) as engine:
         service = Service(engine)
