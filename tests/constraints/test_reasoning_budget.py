@@ -1,14 +1,16 @@
 """What a budget makes of a turn, token by token, whatever the model wanted to say."""
 
 import random
+import re
 from collections.abc import Collection
 from typing import Any
 
 import pytest
 from scripted_engine import HARMONY_MARKERS, ScriptedEngine, ScriptedTokenizer
 
+from mlx_backend.constraints.machines import machine_of
 from mlx_backend.constraints.reasoning_budget import REOPENED_TOKENS, ReasoningBudget, ReasoningBudgets
-from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.conversation.dialects import DIALECTS, Dialect
 from mlx_backend.conversation.events import Channel, Message
 from mlx_backend.conversation.parser import ChannelParser, fold
 from mlx_backend.engine.base import Finished, GenerationRequest, TokenDelta
@@ -251,6 +253,12 @@ def test_a_model_that_does_not_reason_is_not_held() -> None:
 
 # -- a message ----------------------------------------------------------------------------------------------
 
+
+def _has_closer(dialect: Dialect) -> bool:
+    machine = machine_of(dialect)
+    return machine is not None and machine.closer is not None
+
+
 ENOUGH = "Enough: I answer now."  # eight tokens with the two line breaks before it
 
 
@@ -299,6 +307,23 @@ def test_what_is_kept_for_the_answer_is_kept_from_the_message_too(dialect: str, 
         assert len(words.encode(reply.content, control_tokens=True)) >= 6
     if room >= 7 + 8 + 16:
         assert reply.reasoning.strip().endswith(ENOUGH)
+
+
+@pytest.mark.parametrize("name", [name for name, dialect in DIALECTS.items() if _has_closer(dialect)])
+def test_the_message_is_said_in_every_family(name: str) -> None:
+    closing = ChannelParser(name, opens_in=Channel.ANALYSIS).reasoning_closer("")
+    markers = {part for text in closing for part in re.findall(r"<[^<>]+>|\[[^\[\]]+\]", text)}
+    text = said(
+        f"{THOUGHT}{''.join(closing)}Paris.",
+        name,
+        tokens=4,
+        opens_in=Channel.ANALYSIS,
+        markers=tuple(markers),
+        message=ENOUGH,
+    )
+    message = read(text, name, Channel.ANALYSIS)
+    assert message.reasoning.strip() == f"{THOUGHT[:12]}\n\n{ENOUGH}"
+    assert message.content == "Paris."
 
 
 def test_markers_in_the_message_are_text() -> None:
