@@ -216,7 +216,15 @@ def parse_extra_body(value: Any) -> dict[str, Any]:
     for name in PROTECTED_FIELDS:
         if name in fields:
             raise ValueError(f"the setting Extra body may not hold {name!r}: Dify sets it. Remove it.")
-    return dict(fields)
+    parsed = dict(fields)
+    if isinstance(kwargs := parsed.get("chat_template_kwargs"), str):  # as some form writes an object
+        try:
+            parsed["chat_template_kwargs"] = json.loads(kwargs or "{}", parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"chat_template_kwargs in the setting Extra body is not valid JSON ({error}). Write an object."
+            ) from error
+    return parsed
 
 
 def _refuse_constant(name: str) -> NoReturn:

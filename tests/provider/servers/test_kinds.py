@@ -10,7 +10,7 @@ import pytest
 
 import dify_mlx_provider
 from dify_mlx_provider.servers.discovery import OTHER, PROFILES
-from dify_mlx_provider.servers.requests import adapt_request, refused_fields
+from dify_mlx_provider.servers.requests import adapt_request, parse_extra_body, refused_fields
 from dify_mlx_provider.upstream.credentials import ServerKind
 
 QUESTION = {"role": "user", "content": "hi"}
@@ -188,6 +188,14 @@ def test_the_extra_body_wins_and_objects_are_merged() -> None:
         "builtin_tools": [],
     }
     assert "extra_body" not in body
+
+
+def test_template_arguments_may_be_text_in_the_extra_body() -> None:
+    extra = parse_extra_body('{"chat_template_kwargs": "{\\"builtin_tools\\": []}"}')
+    body = adapted(ServerKind.LLAMA_CPP, reasoning_effort="low", extra_body=extra)
+    assert body["chat_template_kwargs"].keys() == {"reasoning_effort", "enable_thinking", "builtin_tools"}
+    with pytest.raises(ValueError, match="chat_template_kwargs in the setting Extra body is not valid JSON"):
+        parse_extra_body({"chat_template_kwargs": "enable_thinking=false"})
 
 
 @pytest.mark.parametrize(
