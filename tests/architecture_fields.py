@@ -122,7 +122,12 @@ _KDA = {
     "short_conv_kernel_size": 4,
 }
 _LONGCAT = {"zero_expert_num": 2, "mla_scale_q_lora": True, "mla_scale_kv_lora": True}
-_QWEN3_5 = {"linear_conv_kernel_dim": 4, "full_attention_interval": 2, "num_experts": 0}
+_QWEN3_5 = {
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 2,
+    "num_experts": 0,
+    "rope_parameters": _ROPE | {"partial_rotary_factor": 0.5},  # the only names that mlx-lm reads
+}
 
 OWN: dict[str, dict[str, Any]] = {
     "afm7": {"num_kv_reuse_layers": 2},

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import mlx_lm.utils
 
-from mlx_backend.errors import EngineError
+from mlx_backend.errors import EngineError, first_line
 from mlx_backend.models.config_names import (
     SAME_SETTING,
     says_nothing,
     with_both_names,
     with_old_names,
 )
-from mlx_backend.models.folders import WEIGHTS, weight_files
+from mlx_backend.models.folders import MLX_VERSION, WEIGHTS, weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -65,12 +65,20 @@ def load_network(
     mlx_lm.utils.glob = _Glob
     written = mlx_lm.utils.load_config(folder)
     network_class, arguments_class = _classes(folder, written, trust_remote_code=trust_remote_code)
-    network, config = mlx_lm.utils.load_model(
-        folder,
-        lazy=True,
-        model_config={**readable(written, network_class), "model_file": None, **(overrides or {})},
-        get_model_classes=lambda config: (change(network_class), arguments_class),
-    )
+    try:
+        network, config = mlx_lm.utils.load_model(
+            folder,
+            lazy=True,
+            model_config={**readable(written, network_class), "model_file": None, **(overrides or {})},
+            get_model_classes=lambda config: (change(network_class), arguments_class),
+        )
+    except (ValueError, KeyError) as error:
+        if (method := _foreign_quantisation(written)) is None:
+            raise
+        raise EngineError(
+            f"The model {folder.name!r} is quantised in a way that is not read here ({method}): {MLX_VERSION}. What "
+            f"was found: {first_line(error)}."
+        ) from error
     if ignored := sorted(_ignored(written, network)):
         log.warning(
             "mlx-lm does not know %s of the config.json in %s: if replies are worse than elsewhere, this may be why.",
@@ -83,6 +91,13 @@ def load_network(
 def readable(config: Mapping[str, Any], network_class: type[Any]) -> dict[str, Any]:
     """Return a configuration under the names that an architecture may read."""
     found = with_both_names(config, _aliases)
+    quantised = found.get("quantization_config")
+    if (
+        isinstance(quantised, dict)
+        and {"bits", "group_size"} <= quantised.keys()
+        and "quant_method" not in quantised
+    ):
+        found.setdefault("quantization", quantised)  # as MLX writes it, under the other name
     if isinstance(types := found.get("layer_types"), list):
         source = _source(sys.modules[network_class.__module__])
         found["layer_types"] = [
@@ -102,20 +117,31 @@ class _Glob:
         return [str(file) for file in weight_files(Path(folder))] if names == WEIGHTS else glob.glob(pattern)  # noqa: PTH207 - mlx-lm's
 
 
+def _foreign_quantisation(config: Mapping[str, Any]) -> str | None:
+    """Return how another program than MLX has quantised a model; None if none has."""
+    told = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    if "quantization" in config or not isinstance(told, dict):
+        return None
+    words = (told.get(key) for key in ("quant_method", "format", "quant_algo"))
+    return " ".join(str(each) for each in words if each) or None
+
+
 def _classes(folder: Path, config: dict[str, Any], *, trust_remote_code: bool) -> tuple[type[Any], type[Any]]:
     """Return the classes of a network and of its arguments: mlx-lm's, or those of the code that a model comes with.
 
     Raises EngineError if that code is not allowed, or not there.
     """
     if (name := config.get("model_file")) is None:
-        found: tuple[type[Any], type[Any]] = (
-            inspect.signature(mlx_lm.utils.load_model).parameters["get_model_classes"].default(config)
-        )
+        mlx_lms_own = inspect.signature(mlx_lm.utils.load_model).parameters["get_model_classes"].default
+        try:
+            found: tuple[type[Any], type[Any]] = mlx_lms_own(config)
+        except AttributeError:  # a module of mlx-lm's that is no architecture
+            raise ValueError(f"Model type {config['model_type']} not supported") from None
         return found
     if not trust_remote_code:
         raise EngineError(
-            f"The model {folder.name!r} comes with Python code of its own ({name}) that defines its network; "
-            "--trust-remote-code runs it, if you trust its makers."
+            f"The model {folder.name!r} comes with Python code of its own; --trust-remote-code runs it, if you trust "
+            f"its makers ({name} defines the network)."
         )
     file = folder / str(name)
     if not file.is_file():
@@ -180,7 +206,7 @@ def _ignored(config: Mapping[str, Any], network: Any) -> Iterator[str]:
             ):
                 continue
             shown = repr(value)
-            yield name if len(shown) > _MAX_VALUE else f"{name} ({shown})"
+            yield f"{name} ({shown if len(shown) <= _MAX_VALUE else shown[:_MAX_VALUE] + '…'})"
 
 
 @cache

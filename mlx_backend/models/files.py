@@ -87,7 +87,7 @@ def detect_model_type(folder: Path | None, name: str) -> ModelType:
     architectures = [str(each) for each in listed] if isinstance(listed, list) else []
     if any(each.endswith("ForSequenceClassification") for each in architectures):
         return "rerank"
-    if config.get("model_type") in ENCODERS:
+    if str(config.get("model_type")) in ENCODERS:
         return "embedding"
     if "rerank" in short_name:
         return "rerank"
@@ -167,7 +167,10 @@ def own_chat_template(folder: Path) -> str | None:
         if file.is_file():
             if file.stat().st_size > _MAX_TEMPLATE_BYTES:
                 raise ValueError(f"{file.name} is larger than {_MAX_TEMPLATE_BYTES >> 10} KiB")
-            found[name] = file.read_text(encoding="utf-8")
+            try:
+                found[name] = file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{file.name} cannot be read: {error}") from None
     for template in found.values():
         if len(template) > _MAX_TEMPLATE_BYTES:
             raise ValueError(

@@ -40,9 +40,15 @@ LISTING_SECONDS: Final = 10
 _INDEX: Final = "model.safetensors.index.json"
 _PART: Final = re.compile(r"(model.*)-(\d+)-of-(\d+)\.safetensors")
 """The name of a part of the weights: what they are called, its number, and how many there are."""
+_MISSING_ARGUMENTS: Final = re.compile(r"__init__\(\) missing \d+ required positional arguments?: (.*)")
+_POINTER: Final = b"version https://git-lfs"
+_MAX_POINTER: Final = 1024
+"""Bytes of a file that may be a pointer; those there are have 130."""
+_NOT_UTF8: Final = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+_UNFINISHED: Final = ("*.incomplete", "*.part", "*.partial", "*.crdownload", "*.download", "*.aria2", "*.!qB")
 _ADAPTER_WEIGHTS: Final = "adapters.safetensors"  # what mlx-lm loads
 _PYTORCH: Final = ("*.bin", "*.pt", "*.pth", "consolidated*.safetensors")
-_MLX_VERSION: Final = (
+MLX_VERSION: Final = (
     "choose the model's MLX version, which most have on Hugging Face (mlx-community has thousands)"
 )
 _CONVERT: Final = (
@@ -142,8 +148,8 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the files of a model's weights, or none if some are missing.
 
     They are those that the index names, if all of these are there: no other file counts then. An index may be that of
-    another version of the model, though. Without one, or with such a one, it is `model.safetensors` with whatever has a
-    name of its own, else the parts that say how many there are, if there are as many.
+    another version of the model, though. Without one, or with such a one, it is `model.safetensors`, else the parts
+    that say how many there are, if there are as many, with whatever has a name of its own.
     """
     # A link into the cache whose target has not been downloaded yet is not a file.
     present = {file.name: file for file in folder.glob(WEIGHTS) if file.is_file()}
@@ -164,7 +170,7 @@ def chosen_weights(present: Collection[str], indexed: Collection[str] | None) ->
         else:
             others.append(name)
     if "model.safetensors" in others:
-        return others
+        return ["model.safetensors"]
     whole = [names for (_, count), names in parts.items() if len(names) == int(count)]
     if whole:
         return whole[-1] if indexed is not None else sorted([*others, *whole[-1]])
@@ -196,17 +202,22 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
             f"{' and in '.join(below)}. Name that folder."
         )
     check_names(name, names, str(folder))
+    _check_pointers(name, folder)
     try:
         config = read_json(folder / "config.json")
+        if (folder / "config.json").read_bytes().startswith(_NOT_UTF8):  # which other readers insist on
+            raise ValueError("config.json begins with a byte order mark: save it as plain UTF-8")
     except OSError as error:
         raise EngineError(
             f"{name!r} cannot be loaded: its config.json cannot be read: {error.strerror}."
         ) from error
     except ValueError as error:
-        raise EngineError(f"{name!r} cannot be loaded: its {error}.") from error
+        raise EngineError(
+            f"{name!r} cannot be loaded: its {error}. Correct the file, or fetch it again."
+        ) from error
     if reason := why_not_served(name, config, names):
         raise EngineError(reason)
-    if "model_type" not in config:
+    if not isinstance(config.get("model_type"), str):
         raise EngineError(f"The config.json of {name!r} names no model_type: it is not a language model's.")
     return config
 
@@ -218,6 +229,7 @@ def problem_of(folder: Path, name: str) -> str | None:
         return None
     try:
         check_names(name, names, str(folder))
+        _check_pointers(name, folder)
         config = read_json_or_empty(folder / "config.json")
         if reason := why_not_served(name, config, names):
             return reason
@@ -229,7 +241,20 @@ def problem_of(folder: Path, name: str) -> str | None:
 
 
 def _models_within(folder: Path) -> list[str]:
-    return sorted(str(file.parent) for file in folder.glob("*/config.json") if weight_files(file.parent))
+    found = [*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")]
+    return sorted(str(file.parent) for file in found if weight_files(file.parent))
+
+
+def _check_pointers(name: str, folder: Path) -> None:
+    """Raise EngineError if git has left out a large file, and a text that stands for it is there."""
+    for file in folder.iterdir():
+        if file.is_file() and file.stat().st_size < _MAX_POINTER:
+            with file.open("rb") as opened:
+                if opened.read(len(_POINTER)) == _POINTER:
+                    raise EngineError(
+                        f"{file.name} of {name!r} is a pointer of git-lfs and not the file itself: run `git lfs pull` "
+                        f"in {folder}."
+                    )
 
 
 def check_names(name: str, names: Collection[str], place: str) -> None:
@@ -244,6 +269,11 @@ def check_names(name: str, names: Collection[str], place: str) -> None:
         raise EngineError(
             f"{name!r} holds a LoRA adapter: name the model that it is for with --model, and the adapter with "
             "--adapter-path."
+        )
+    if "params.json" in names:
+        raise EngineError(
+            f"{name!r} has its makers' own layout (params.json, without a config.json), which MLX cannot read: "
+            f"{MLX_VERSION}."
         )
     if not names:
         raise EngineError(f"{name!r} is empty: there is no config.json in {place}, and nothing else.")
@@ -263,7 +293,16 @@ def check_weights(name: str, names: Collection[str], config: Mapping[str, Any], 
             f'python -c "{_CONVERT}"'
         )
     if any_match(names, *_PYTORCH):
-        raise EngineError(f"{name!r} has weights in PyTorch's format only: {_MLX_VERSION}.")
+        raise EngineError(f"{name!r} has weights in PyTorch's format only: {MLX_VERSION}.")
+    if unfinished := sorted(each for each in names if any_match([each], *_UNFINISHED)):
+        raise EngineError(f"{name!r} has no weights yet: {unfinished[0]} is half a download. Finish it.")
+    if any_match(names, "*.npz", "*.h5", "*.onnx", "*.msgpack"):
+        raise EngineError(f"{name!r} has weights in a format that is not read here: {MLX_VERSION}.")
+    if others := sorted(each for each in names if any_match([each], "*.safetensors")):
+        raise EngineError(
+            f"{name!r} has no {WEIGHTS}, but {others[0]}: if that has all of its weights, rename it to "
+            "model.safetensors."
+        )
     raise EngineError(
         f"{name!r} has no weights: there is no {WEIGHTS} in {place}. If a download or a copy was interrupted, do it "
         "again; if it is no MLX model, see `mlx_lm.convert`."
@@ -275,6 +314,11 @@ def check_complete(name: str, folder: Path) -> None:
     if weight_files(folder):
         return
     present = {file.name for file in folder.glob(WEIGHTS) if file.is_file()}
+    if broken := sorted(file.name for file in folder.glob(WEIGHTS) if file.name not in present):
+        raise EngineError(
+            f"{broken[0]} of {name!r} is a folder, or a link to a file that is not there: fetch the model again, or "
+            "connect the disk that it is on."
+        )
     counts = [int(part[3]) for each in present if (part := _PART.fullmatch(each))]
     missing = sorted(_indexed(folder / _INDEX) - present)
     if missing:
@@ -297,11 +341,6 @@ def check_headers(name: str, folder: Path) -> None:
             head = opened.read(8)
             length = int.from_bytes(head, "little")
             described = opened.read(length) if 8 + length <= size else b""
-        if head.startswith(b"version "):
-            raise EngineError(
-                f"{file.name} of {name!r} is a pointer of git-lfs and not the file itself: run `git lfs pull` in "
-                f"{folder}."
-            )
         try:
             ends = [
                 each["data_offsets"][1]
@@ -318,7 +357,7 @@ def check_headers(name: str, folder: Path) -> None:
 
 def gguf(name: str) -> str:
     """Say that a model is in the format of another program."""
-    return f"{name!r} is in GGUF, the format of llama.cpp, which MLX cannot read: {_MLX_VERSION}."
+    return f"{name!r} is in GGUF, the format of llama.cpp, which MLX cannot read: {MLX_VERSION}."
 
 
 @contextmanager
@@ -329,7 +368,7 @@ def explain_load_errors(name: str) -> Iterator[None]:
     except EngineError:
         raise
     except Exception as error:
-        reason = first_line(error)
+        reason = _reason(error)
         if "not supported" in reason:
             advice = "A newer mlx-lm may know this architecture."
         elif "trust_remote_code" in str(error):
@@ -341,6 +380,17 @@ def explain_load_errors(name: str) -> Iterator[None]:
                 "If its files are incomplete, fetch them again; if it is no MLX model, see `mlx_lm.convert`."
             )
         raise EngineError(f"The model {name!r} could not be loaded: {reason}. {advice}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Say what went wrong; what comes after the first line's colon is on the second one."""
+    if isinstance(error, KeyError):
+        return f"its config.json says nothing of {error}"
+    if found := _MISSING_ARGUMENTS.search(str(error)):
+        return f"its config.json says nothing of {found[1]}"
+    first, *others = str(error).strip().splitlines() or [""]
+    line = first_line(error)
+    return f"{line}: {first_line(ValueError(others[0]))}" if first.rstrip().endswith(":") and others else line
 
 
 # -- sizes ---------------------------------------------------------------------------------------------------

@@ -76,25 +76,23 @@ def why_not_served(name: str, config: Mapping[str, Any], names: Collection[str])
     if "model_index.json" in names or "_diffusers_version" in config:
         return _sentence(name, "diffusers", _TASKS[1])
     family = config.get("model_type")
-    if (
-        family in ENCODERS
-        or "model_file" in config
-        or (isinstance(family, str) and family in _families("mlx_lm"))
-    ):
+    family = family if isinstance(family, str) else ""
+    if "model_file" in config or family in ENCODERS | _families("mlx_lm"):
         return None
     listed = config.get("architectures")
     architectures = [str(each) for each in listed] if isinstance(listed, list) else []
-    told = " ".join([str(family or ""), *architectures, str(config.get("target", ""))]).casefold()
+    told = " ".join([family, *architectures, str(config.get("target", ""))]).casefold()
     if "istftnet" in config:  # Kokoro and its kin, which have no model_type
         told += " kokoro"
     if "n_mels" in config and "n_audio_ctx" in config:  # Whisper, as OpenAI wrote it
         told += " whisper"
     for task in _TASKS:
         if task.words.search(told):
-            return _sentence(name, str(family or next(iter(architectures), told.split()[-1])), task)
+            return _sentence(name, family or next(iter(architectures), told.split()[-1]), task)
     sees = isinstance(config.get("vision_config"), dict)
-    if isinstance(family, str) and (family.replace("-", "_") in _families("mlx_vlm") or sees):
-        has = "mlx-vlm has" if family.replace("-", "_") in _families("mlx_vlm") else "mlx-vlm may have"
+    is_known = family.replace("-", "_") in _families("mlx_vlm")
+    if family and (is_known or sees):
+        has = "mlx-vlm has" if is_known else "mlx-vlm may have"
         return (
             f"The model {name!r} cannot be served: {family!r} is a {'vision ' if sees else ''}family that {has} and "
             "mlx-lm has not, which this server loads models with. Run it with `mlx_vlm.server`, try a newer mlx-lm, or "

@@ -324,7 +324,7 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     "settings",
     [
         {"chat_template": QWEN},
-        {"chat_template": [{"name": "tool_use", "template": "x"}, {"name": "default", "template": QWEN}]},
+        {"chat_template": [{"name": "rag", "template": "x"}, {"name": "default", "template": QWEN}]},
     ],
     ids=["one", "several"],
 )

@@ -1,5 +1,6 @@
 """Where a prompt's form comes from: the model's template, one that is given, or the roles a request maps."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.service import Service
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.loading import load_tokenizer
 from mlx_backend.errors import EngineError, RequestError
+from mlx_backend.models import templates
+from mlx_backend.models.files import chat_template
 from mlx_backend.models.spec import ModelDefaults
 
 ROLES = {
@@ -71,6 +75,45 @@ def test_a_template_that_is_given_replaces_the_models_own(tmp_path: Path) -> Non
         rendered = engine.tokenizer.render([{"role": "user", "content": "fox"}], None, greeting="hey")
         assert rendered == "hey[fox]"
         assert reply.usage.prompt_tokens == len(engine.tokenizer.encode(rendered, control_tokens=True))
+
+
+PLAIN, WITH_TOOLS = "\n  {{ messages[0].content }}\n  \n", "\n {{ tools[0].function.name }}?\n"
+JSON = {"chat_template.json": {"chat_template": PLAIN}}
+LIST = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": WITH_TOOLS}]
+
+
+@pytest.mark.parametrize(
+    ("files", "with_tools"),
+    [
+        ({"chat_template.jinja": PLAIN}, PLAIN),
+        (JSON, PLAIN),
+        ({"tokenizer_config.json": {"chat_template": LIST}}, WITH_TOOLS),
+        ({"tokenizer_config.json": {"chat_template": LIST[1:]}, "chat_template.jinja": PLAIN}, WITH_TOOLS),
+        ({"chat_template.json": {"chat_template": LIST}}, WITH_TOOLS),
+        ({"chat_template.jinja": PLAIN, "additional_chat_templates/tool_use.jinja": WITH_TOOLS}, WITH_TOOLS),
+        (JSON | {"additional_chat_templates/tool_use.jinja": WITH_TOOLS}, WITH_TOOLS),
+        (JSON | {"chat_template.jinja": "not this one"}, "not this one"),
+        (JSON | {"tokenizer_config.json": {"chat_template": "not this one"}}, "not this one"),
+    ],
+)
+def test_templates_are_found_wherever_they_lie_and_the_one_for_tools_is_used_with_tools(
+    files: dict[str, Any], with_tools: str, tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    for name, content in {"tokenizer_config.json": {}, **files}.items():
+        text = json.dumps(settings | content if name == "tokenizer_config.json" else content)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content if name.endswith(".jinja") else text)
+    tokenizer, _ = load_tokenizer(folder)
+    tool = {"type": "function", "function": {"name": "look"}}
+    alone = PLAIN if with_tools == WITH_TOOLS else with_tools
+    for given, template in ((None, alone), ([tool], with_tools)):
+        expected = templates.render(template, MESSAGES, {}, tools=given)
+        assert tokenizer.render(MESSAGES, given) == expected
+    assert chat_template(folder) == tokenizer.chat_template, "what is listed is what is loaded"
 
 
 def test_a_requests_template_arguments_win_over_the_servers() -> None:

@@ -16,6 +16,7 @@ from hub_server import Fault, HubServer, hub
 from mlx_backend.errors import EngineError, EngineStopped
 from mlx_backend.models import download as download_module
 from mlx_backend.models.download import download, downloaded, find_folder
+from mlx_backend.models.folders import cached_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -273,6 +274,27 @@ def test_what_has_been_downloaded_is_used_when_the_hub_cannot_be(
     assert download(NAME, Reports()) == folder
     assert "Hugging Face did not list maker/model (" in caplog.text
     assert "its files here are used." in caplog.text
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_with_the_index_of_another_version_a_download_is_whole_without_a_network_too(
+    server: HubServer, monkeypatch: pytest.MonkeyPatch, *, offline: bool
+) -> None:
+    index = b'{"weight_map": {"a": "model-00001-of-00009.safetensors"}}'
+    server.repositories = {NAME: FILES | {"model.safetensors.index.json": index}}
+    folder = download(NAME, Reports())
+    if offline:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    else:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    assert downloaded(NAME) == find_folder(NAME, allow_download=True)[0] == cached_snapshot(NAME) == folder
+
+
+def test_what_is_for_another_task_is_refused_before_it_is_downloaded(server: HubServer) -> None:
+    server.repositories = {NAME: FILES | {"config.json": b'{"model_type": "whisper"}'}}
+    with pytest.raises(EngineError, match=r"for speech or sound \(whisper\), and this server serves chat, "):
+        download(NAME, Reports())
+    assert server.ranges == []
 
 
 def test_a_disk_without_room_is_noticed_before_anything_is_fetched(

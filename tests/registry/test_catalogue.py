@@ -167,6 +167,8 @@ def test_a_configured_repository_is_not_listed_again_as_cached() -> None:
 
 def test_the_size_of_weights_is_that_of_their_files(root: Path) -> None:
     (root / "owner" / "large" / "model-2.safetensors").write_bytes(bytes(500))
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (root / "owner" / "large" / "model.safetensors.index.json").write_text(json.dumps(index))
     catalogue = Catalogue([], models_dirs=[root])
     large = catalogue.find("owner/large")
     assert catalogue.weight_bytes(large) == 1500

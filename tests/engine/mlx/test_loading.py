@@ -181,8 +181,8 @@ def test_code_of_a_models_own_runs_only_if_that_is_allowed(tmp_path: Path) -> No
     }
     (folder / "config.json").write_text(json.dumps(config))
     assert error_of(folder) == (
-        "The model 'own' comes with Python code of its own (network.py) that defines its network; --trust-remote-code "
-        "runs it, if you trust its makers."
+        "The model 'own' comes with Python code of its own; --trust-remote-code runs it, if you trust its makers "
+        "(network.py defines the network)."
     )
     with load_engine(folder, trust_remote_code=True) as engine:
         request = GenerationRequest(prompt=[5, 6, 7], max_tokens=3)
