@@ -2,7 +2,7 @@
 
 In OpenAI's streams each call has an index, is named once, and its arguments come as text in pieces. Other servers leave
 out indices or ids, give every call index 0, repeat the name in each piece, or send the arguments as an object. Dify
-gets each call once and complete, with an id of its own, and arguments that are a JSON object if the model wrote one.
+gets each call once and complete, with an id of its own, and arguments that are a JSON object if the model meant one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import Any
 
 from dify_mlx_provider.upstream.errors import Unavailable
 from dify_mlx_provider.upstream.sse import join_surrogates
+from mlx_backend.conversation.json_arguments import is_json_object, repair_arguments
 
 MAX_CALLS_LENGTH = 2**20
 """Characters of all calls of an answer: Dify takes them in one line, of 5 MiB at most."""
-
-_TRAILING_GARBAGE = frozenset("]}) \t\r\n`;")
 
 
 @dataclass
@@ -78,7 +77,7 @@ class ToolCallAssembler:
     def finish(self, *, cut: bool) -> list[ServerToolCall]:
         """Return the calls, but not one that the token limit cut: it must not be run."""
         calls = [call for call in self._calls if call.name]
-        if cut and calls and calls[-1] is self._calls[-1] and not _is_json(calls[-1].arguments):
+        if cut and calls and calls[-1] is self._calls[-1] and not _is_whole(calls[-1].arguments):
             calls.pop()
         taken: set[str] = set()
         for call in calls:
@@ -86,7 +85,7 @@ class ToolCallAssembler:
                 call.id = f"call_{uuid.uuid4().hex[:24]}"
             taken.add(call.id)
             call.id, call.name = join_surrogates(call.id), join_surrogates(call.name)
-            call.arguments = _repair_arguments(join_surrogates(call.arguments))
+            call.arguments = repair_arguments(join_surrogates(call.arguments))
         return calls
 
     def _add_indexed(self, index: int, piece: ServerToolCall) -> None:
@@ -111,7 +110,7 @@ class ToolCallAssembler:
         last = self._calls[-1] if self._calls else None
         if last is None or not piece.name:
             return last
-        continues = piece.name == last.name and last.arguments and not _is_json(last.arguments)
+        continues = piece.name == last.name and last.arguments and not _is_whole(last.arguments)
         return last if continues else None
 
 
@@ -120,8 +119,8 @@ def _starts_new_call(call: ServerToolCall, piece: ServerToolCall) -> bool:
     if not piece.name:
         return False
     if piece.id and call.id:
-        return piece.id != call.id and (not call.arguments or _is_json(call.arguments))
-    return bool(piece.arguments) and _is_json(call.arguments)
+        return piece.id != call.id and (not call.arguments or _is_whole(call.arguments))
+    return bool(piece.arguments) and _is_whole(call.arguments)
 
 
 def _word(value: Any) -> str:
@@ -134,25 +133,5 @@ def _arguments(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)  # some servers send the object itself
 
 
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _repair_arguments(arguments: str) -> str:
-    """Return the object a model meant: nothing is `{}`, an object in a string is unwrapped, trailing garbage goes."""
-    text = arguments.strip()
-    if text in ("", "null"):
-        return "{}"
-    try:
-        value, end = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):
-        return arguments
-    if isinstance(value, str) and end == len(text) and value.lstrip().startswith("{") and _is_json(value):
-        return value
-    if isinstance(value, dict) and _TRAILING_GARBAGE.issuperset(text[end:]):
-        return text[:end]
-    return arguments
+def _is_whole(arguments: str) -> bool:
+    return bool(arguments) and is_json_object(repair_arguments(arguments))

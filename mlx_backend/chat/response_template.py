@@ -33,6 +33,7 @@ from mlx_backend.conversation.dialects.harmony import HARMONY
 from mlx_backend.conversation.dialects.plain import PLAIN
 from mlx_backend.conversation.dialects.recognition import Recognition
 from mlx_backend.conversation.events import Channel
+from mlx_backend.conversation.json_arguments import repair_arguments
 from mlx_backend.conversation.parser import parse_text
 
 if TYPE_CHECKING:
@@ -315,7 +316,8 @@ class TemplateReader(Reader):
                     raise ValueError("a name and arguments are expected")
         for name, arguments in calls:
             self._open_call(self._tools.offered_name(name))
-            self._emit(arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+            written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            self._emit(repair_arguments(written))
             self._close_call(complete=True)
 
     def _show_written(self) -> None:

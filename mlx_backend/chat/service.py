@@ -29,6 +29,8 @@ from mlx_backend.chat.request import CompletionRequest, recognised
 from mlx_backend.chat.request_images import RequestImages
 from mlx_backend.chat.superseded import SupersededReplies
 from mlx_backend.constraints import GrammarError
+from mlx_backend.conversation.json_arguments import is_json_object
+from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.conversation.tools import ToolSet
 from mlx_backend.engine.base import ANYONE, GenerationRequest, Sampling
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.reply_group import ReplyGroup, ReplyStart
     from mlx_backend.chat.request import ChatRequest, ReplyRequest
     from mlx_backend.chat.request_images import SeenImages
+    from mlx_backend.conversation.events import ToolCall
     from mlx_backend.conversation.tool_names import ToolNames
     from mlx_backend.engine.base import Constraint, PromptStart, QueueClient
     from mlx_backend.engine.jobs import Generation
@@ -385,6 +388,7 @@ class Service:
         goes_on: bool,
     ) -> None:
         """Keep the reasoning before tool calls for as long as prompts may need it, and prewarm what may follow."""
+        _log_broken(finished.message.tool_calls)
         if finished.call_ids:
             # As a client's own would be read: the prompt must not depend on who has kept it.
             self._reasoning_store.put(finished.call_ids, finished.message.reasoning.strip())
@@ -410,6 +414,17 @@ class Service:
         """Return the beginning of the next turn's prompt. Raises if that takes long: no reply goes on meanwhile."""
         with Preparation(PREWARM_SECONDS).running():
             return self._prompts.next_turn(request, answer, images)
+
+
+def _log_broken(calls: Iterable[ToolCall]) -> None:
+    """Log once which calls of a reply went out with arguments that clients cannot read."""
+    names = {call.name for call in calls if call.complete and not is_json_object(call.arguments)}
+    if names:
+        log.warning(
+            "The model called %s with arguments that are no JSON object and cannot be repaired. They were sent as it "
+            "wrote them.",
+            ", ".join(map(excerpt, sorted(names))),
+        )
 
 
 def _with_names(request: ChatRequest, names: ToolNames) -> ChatRequest:

@@ -7,10 +7,11 @@ Raw text comes on standard input and one JSON message goes out:
 
 With `--jsonl` every line is an object of its own: `raw_text`, or `tokens` (ids) with as many `token_texts`;
 and optionally `id`, `dialect` (or `response_template`, as a tokenizer's configuration has it), `tools` (names, or
-OpenAI's tool objects: with their schemas, arguments that a family writes as bare text get their types),
-`opens_in` ("reasoning" where the prompt has opened it) and `ended_by`. Its result is one line with the same `id`.
+OpenAI's tool objects: with their schemas, arguments that a family writes as bare text get their types; with `[]` calls
+are text), `opens_in` ("reasoning" where the prompt has opened it) and `ended_by`. Its result is one line with the same
+`id`.
 A line that cannot be parsed gives `{"id": …, "error": …}` in its place, and exit status 1 at the end. A call
-that the token limit has cut is printed as far as it goes, with `"finish": "length"`.
+that the token limit has cut is printed as far as it goes, with `"complete": false`.
 
 `--model FOLDER` takes the dialect that the server would find by that model's files, its response template included.
 `--list` shows the dialects, each with an example. With `--jsonl` its lines can be read by `parse --jsonl`.
@@ -153,7 +154,7 @@ def answer_row(
         RawOutput(
             pieces=_pieces(row, chunk, by),
             dialect=_dialect(row, defaults.dialect),
-            tools=_tools(row.get("tools")) or defaults.tools,
+            tools=_tools(row.get("tools"), defaults.tools),
             ended_by=_ended_by(row.get("ended_by"), defaults.ended_by),
             opens_in=_opens_in(row.get("opens_in"), defaults.opens_in),
         )
@@ -171,7 +172,10 @@ def _as_json(output: RawOutput) -> dict[str, Any]:
     return {
         "reasoning": message.reasoning,
         "content": message.content,
-        "tool_calls": [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls],
+        "tool_calls": [
+            {"name": call.name, "arguments": call.arguments, "complete": call.complete}
+            for call in message.tool_calls
+        ],
         "finish": message.finish,
     }
 
@@ -293,9 +297,9 @@ def _opens_in(value: Any, default: Channel | None) -> Channel | None:
     raise InputError('opens_in: "reasoning" or "answer" is expected')
 
 
-def _tools(tools: Any) -> list[ToolDefinition]:
+def _tools(tools: Any, default: Sequence[ToolDefinition] | None) -> Sequence[ToolDefinition] | None:
     if tools is None:
-        return []
+        return default
     if not isinstance(tools, list):
         raise InputError(f"tools: a list is expected, not {json_type(tools)}")
     return [_tool(tool, at) for at, tool in enumerate(tools)]

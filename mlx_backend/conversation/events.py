@@ -52,7 +52,7 @@ class ContentDelta:
 class ToolCallStart:
     """A message with a recipient begins. `index` counts the calls of this turn from 0.
 
-    `id` is the model's own, where it writes one. It is unique in the turn only, if at all.
+    `id` is the model's own, where it writes one before the arguments. It is unique in the turn only, if at all.
     """
 
     index: int
@@ -62,7 +62,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True, init=False)
 class ToolCallDelta:
-    """More text of the call's arguments, exactly as the model wrote it (not necessarily valid JSON)."""
+    """More text of the call's arguments: JSON, as far as what the model wrote can be that (`json_arguments`)."""
 
     index: int
     arguments: str
@@ -92,7 +92,7 @@ type Event = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallDelta | Too
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A folded call: the tool's name without `functions.`, the arguments as the model wrote them, its own id for it."""
+    """A folded call: the tool's name without `functions.`, the arguments as JSON text, the model's own id for it."""
 
     name: str
     arguments: str

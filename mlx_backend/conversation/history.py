@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.echo import Display, Echo, parse_echo, parse_reasoning
+from mlx_backend.conversation.json_arguments import repair_arguments
 from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.conversation.message_parts import (
     MESSAGE_FIELDS,
@@ -475,10 +476,11 @@ def _identifier(value: Any) -> str:
 
 
 def _arguments(arguments: Any) -> str:
-    """Return arguments as JSON text, as on the wire; text that is not JSON stays as the model wrote it."""
-    if arguments is None or arguments == "":
-        return "{}"
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
+    """Return arguments as JSON text, as on the wire; what cannot be repaired stays as the model wrote it."""
+    written = (
+        arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
+    )
+    return repair_arguments(written)
 
 
 def tool_name(name: Any) -> str:

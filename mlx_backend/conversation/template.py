@@ -314,8 +314,6 @@ def _convert_call(call: Mapping[str, Any], traits: TemplateTraits) -> dict[str, 
     if traits.arguments_as_text:
         return {"id": call["id"], "type": "function", "function": {"name": name, "arguments": written}}
     arguments = _object(written)
-    if isinstance(arguments, str):
-        arguments = _object(arguments)  # some clients encode twice
     if traits.iterates_arguments and not isinstance(arguments, dict):
         arguments = {"arguments": written}
     return {"id": call["id"], "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -64,7 +64,7 @@ def test_options_say_what_the_text_does_not() -> None:
         "--chunk",
         "1",
     )
-    call = {"name": "f", "arguments": '{"a":'}
+    call = {"name": "f", "arguments": '{"a":', "complete": False}
     assert json.loads(done.stdout) == message(tool_calls=[call], finish="length")
     assert json.loads(run("<think>a</think>b", "--dialect", "think").stdout) == message(
         reasoning="a", content="b"
@@ -126,18 +126,20 @@ def test_tokens_are_used_where_a_line_has_them() -> None:
     assert results(row, by="text") == results(row, chunk=3) == [message(content="it says")]
 
 
-@pytest.mark.parametrize("tools", [None, []])
-def test_no_tools_in_a_line_mean_that_they_are_unknown(tools: object) -> None:
-    call = {"name": "fjson", "arguments": "{}"}
-    row = {"raw_text": " to=functions.fjson<|message|>{}<|call|>", "tools": tools}
-    assert results(row) == [message(tool_calls=[call], finish="tool_calls")]
+def test_tools_that_a_line_does_not_have_are_unknown_and_an_empty_list_is_none() -> None:
+    call = {"name": "fjson", "arguments": "{}", "complete": True}
+    row = {"raw_text": " to=functions.fjson<|message|>{}<|call|>"}
+    assert (
+        results(row) == results({**row, "tools": None}) == [message(tool_calls=[call], finish="tool_calls")]
+    )
+    assert results({**row, "tools": []}) == [message(content="{}")]
 
 
 @pytest.mark.parametrize(
     "tools", [["f"], [{"name": "f"}], [{"type": "function", "function": {"name": "f", "parameters": {}}}]]
 )
 def test_tools_are_names_or_openais_objects(tools: object) -> None:
-    call = {"name": "f", "arguments": "{}"}
+    call = {"name": "f", "arguments": "{}", "complete": True}
     row = {"raw_text": " to=functions.fjson<|message|>{}<|call|>", "tools": tools}
     assert results(row) == [message(tool_calls=[call], finish="tool_calls")]
 

@@ -123,8 +123,8 @@ def test_lines_have_their_own_dialect_tools_and_beginning() -> None:
         {"raw_text": "<|channel|>final<|message|>a", "ended_by": "length"},
     )
     assert typed["reasoning"] == "hm"
-    assert typed["tool_calls"] == [{"name": "get_weather", "arguments": '{"days": 3}'}]
-    assert untyped["tool_calls"] == [{"name": "get_weather", "arguments": '{"days": "3"}'}]
+    assert typed["tool_calls"] == [{"name": "get_weather", "arguments": '{"days": 3}', "complete": True}]
+    assert untyped["tool_calls"] == [{"name": "get_weather", "arguments": '{"days": "3"}', "complete": True}]
     assert (answer["reasoning"], answer["content"]) == ("a", "b")
     assert (cut["content"], cut["finish"]) == ("a", "length")
 
@@ -165,7 +165,7 @@ PLANNED = "<|plan|>Look.<|/plan|>I look.<|use|>get_weather days: 3<|/use|>"
 MEANT = {
     "reasoning": "Look.",
     "content": "I look.",
-    "tool_calls": [{"name": "get_weather", "arguments": '{"days": 3}'}],
+    "tool_calls": [{"name": "get_weather", "arguments": '{"days": 3}', "complete": True}],
     "finish": "tool_calls",
 }
 

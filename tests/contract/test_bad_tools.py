@@ -36,7 +36,12 @@ def both(server: RunningServer, **fields: Any) -> dict[str, Any]:
     message = server.chat(**fields)["choices"][0]["message"]
     deltas = [chunk["choices"][0]["delta"] for chunk in server.chunks(**fields) if chunk["choices"]]
     assert "".join(delta.get("content") or "" for delta in deltas) == (message["content"] or "")
-    streamed = [part["function"] for delta in deltas for part in delta.get("tool_calls", ())]
+    streamed: list[dict[str, str]] = []
+    for part in (part for delta in deltas for part in delta.get("tool_calls", ())):
+        if "id" in part:
+            streamed.append(part["function"])
+        else:
+            streamed[part["index"]]["arguments"] += part["function"]["arguments"]
     assert streamed == [call["function"] for call in message.get("tool_calls", ())]
     whole: dict[str, Any] = message
     return whole

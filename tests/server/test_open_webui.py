@@ -141,7 +141,7 @@ def test_a_large_model_gets_the_tools_and_they_are_as_large_as_the_pages_own() -
         assert page.capabilities == {"builtin_tools": True, "vision": False}
         tools = builtin_tools()
         question: dict[str, Any] = {"role": "user", "content": "How late is it?"}
-        [call] = [
+        call, *_ = [
             call
             for chunk in server.chunks([question], tools=tools)
             for call in chunk["choices"][0]["delta"].get("tool_calls", ())

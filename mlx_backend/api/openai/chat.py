@@ -212,7 +212,7 @@ class ChatWriter(ChoiceWriter):
         super().__init__(logprobs=logprobs)
         self._call_id = call_id
         self._reasoning = reasoning_deltas(reasoning_format, reasoning_field)
-        self._calls: dict[int, tuple[str, list[str]]] = {}  # index -> name, arguments so far
+        self._complete_calls: set[int] = set()
 
     def opening(self) -> list[Chunk]:
         """Return the chunk with the role."""
@@ -228,13 +228,13 @@ class ChatWriter(ChoiceWriter):
             case ContentDelta(text):
                 return [*self._reasoning_end(), Chunk({"content": text}, self.take_logprobs())]
             case ToolCallStart(index, name):
-                self._calls[index] = (name, [])
+                head = {"id": self._call_id(index), "type": "function"}
+                return [*self._reasoning_end(), _call_chunk(index, {"name": name, "arguments": ""}, **head)]
             case ToolCallDelta(index, arguments):
-                self._calls[index][1].append(arguments)
+                return [_call_chunk(index, {"arguments": arguments})]
             case ToolCallEnd(index, complete):
-                name, parts = self._calls.pop(index)
                 if complete:
-                    return [*self._reasoning_end(), self._call(index, name, "".join(parts))]
+                    self._complete_calls.add(index)
             case StreamEnd(finish):
                 return [*self._reasoning_end(), self.ending(finish)]
         return []
@@ -244,20 +244,30 @@ class ChatWriter(ChoiceWriter):
         return {"delta": delta}
 
     def whole_choice(self, deltas: dict[str, list[Any]]) -> dict[str, Any]:
-        """Return a choice's message: texts joined, calls in order. With calls alone the content is null."""
+        """Return a choice's message: texts joined, calls in order. With calls alone the content is null.
+
+        A call that was cut stays open in a stream. Here it is left out.
+        """
         texts = {key: "".join(parts) for key, parts in deltas.items() if key not in ("role", "tool_calls")}
-        calls = [
-            {key: value for key, value in call.items() if key != "index"}
-            for delta in deltas.get("tool_calls", ())
-            for call in delta
+        calls: dict[int, dict[str, Any]] = {}
+        for [delta] in deltas.get("tool_calls", ()):
+            call = calls.setdefault(delta["index"], {**delta, "arguments": []})
+            call["arguments"].append(delta["function"]["arguments"])
+        whole = [
+            {
+                "id": call["id"],
+                "type": call["type"],
+                "function": {"name": call["function"]["name"], "arguments": "".join(call["arguments"])},
+            }
+            for index, call in calls.items()
+            if index in self._complete_calls
         ]
-        message: dict[str, Any] = {"role": "assistant", "content": None if calls else "", **texts}
-        return {"message": {**message, "tool_calls": calls} if calls else message}
+        message: dict[str, Any] = {"role": "assistant", "content": None if whole else "", **texts}
+        return {"message": {**message, "tool_calls": whole} if whole else message}
 
     def _reasoning_end(self) -> list[Chunk]:
         return [Chunk(delta) for delta in self._reasoning.close()]
 
-    def _call(self, index: int, name: str, arguments: str) -> Chunk:
-        function = {"name": name, "arguments": arguments}
-        call = {"index": index, "id": self._call_id(index), "type": "function", "function": function}
-        return Chunk({"tool_calls": [call]})
+
+def _call_chunk(index: int, function: dict[str, str], **head: str) -> Chunk:
+    return Chunk({"tool_calls": [{"index": index, **head, "function": function}]})

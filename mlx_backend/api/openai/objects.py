@@ -315,17 +315,27 @@ class TextLogprobsObject(TypedDict):
 
 
 class ToolCallObject(TypedDict):
-    """A tool call, always whole."""
+    """A whole tool call."""
 
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
-class StreamedToolCall(ToolCallObject):
-    """A tool call in a stream, always whole too."""
+class StreamedFunction(TypedDict):
+    """What is new of a call in a stream: first the name, with no arguments yet, then pieces of the arguments."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class StreamedToolCall(TypedDict):
+    """What is new of a tool call in a stream. `id` and `type` come once, with the name."""
 
     index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: StreamedFunction
 
 
 class ReplyMessage(TypedDict):

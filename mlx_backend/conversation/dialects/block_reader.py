@@ -58,7 +58,7 @@ from typing import TYPE_CHECKING
 from mlx_backend.conversation.dialects.base import END_MARKERS, Reader
 from mlx_backend.conversation.dialects.block_format import CallBlock, CallsInReasoning
 from mlx_backend.conversation.dialects.calls.base import CallName, JsonSpan
-from mlx_backend.conversation.dialects.calls.json_object import is_end_of_object
+from mlx_backend.conversation.dialects.calls.json_object import after_object
 from mlx_backend.conversation.dialects.calls.unwrapped import UNWRAPPED
 from mlx_backend.conversation.dialects.open_call import (
     BLANKS,
@@ -68,6 +68,7 @@ from mlx_backend.conversation.dialects.open_call import (
     TextBuffer,
 )
 from mlx_backend.conversation.events import Channel, ContentDelta, ReasoningDelta
+from mlx_backend.conversation.json_arguments import JsonArguments
 from mlx_backend.conversation.quoting import OpenCode, opens_quotation
 from mlx_backend.conversation.scanner import CONTROL, MarkerSet
 
@@ -595,6 +596,7 @@ class BlockReader(Reader):
                 if name is None:
                     self._give_up()
                     return ""
+                call.end(text[: max(0, begun.arguments_at - before)])
                 self._commit(call)
                 self._enter_arguments(call, begun, name)
                 return written[begun.arguments_at :]
@@ -783,8 +785,8 @@ class BlockReader(Reader):
 
     def _enter_arguments(self, call: OpenCall, begun: StreamedCall, name: str) -> None:
         self._open_call(name, begun.id)
-        call.delta = self.delta
-        call.begin_arguments(begun, name)
+        call.delta, self.delta = self.delta, None
+        call.arguments = JsonArguments()
         self._expect_arguments(call)
 
     def _expect_arguments(self, call: OpenCall) -> None:
@@ -801,7 +803,7 @@ class BlockReader(Reader):
                 self.delta = None
             return ""
         self.delta = None
-        if call.block.closers:
+        if call.block.closers or call.is_in_object:
             call.text = TextBuffer()
             self._expect(_BlockState.REST, self._expected)
         else:
@@ -813,29 +815,32 @@ class BlockReader(Reader):
         """Gather what follows JSON arguments: the rest of their object, or of a list with more calls."""
         before = call.text.length
         call.text.append(text)
-        if before < MAX_BEGINNING:
-            written = str(call.text)
-            if begun := call.block.syntax.begin(written[:MAX_BEGINNING]):
-                self._close_call(complete=True)
-                self._enter_arguments(call, begun, self._tools.offered_name(begun.name))
-                return written[begun.arguments_at :]
+        written = str(call.text) if before < MAX_BEGINNING else ""
+        begun = call.block.syntax.begin(written[:MAX_BEGINNING])
+        end = call.end(text[: begun.arguments_at - before] if begun else text)
+        if end >= 0:  # the bracket around them, where the call has no closer
+            call.text.drop_end(len(text) - end)
+            self._end_call(call, "")
+            return text[end:]
+        if begun:
+            self._close_call(complete=True)
+            self._enter_arguments(call, begun, self._tools.offered_name(begun.name))
+            return written[begun.arguments_at :]
         return ""
 
     def _end_arguments(self, call: OpenCall) -> None:
         """Close a call whose arguments were put out already. More calls may stand after them, in a list."""
-        rest = "" if self._state is _BlockState.ARGUMENTS else str(call.text)
+        rest = "" if self._state is _BlockState.ARGUMENTS else after_object(str(call.text))
         self.delta = call.delta
         self._emit(call.arguments.finish())
         self._close_call(complete=True)
-        if is_end_of_object(rest):
-            rest = ""
-        elif calls := call.accepted_calls(rest):
+        if calls := call.accepted_calls(rest):
             self._put_out_calls(calls)
             rest = ""
-        if not rest.strip():
+        if not rest:
             self._after_call()
             return
-        call.text = TextBuffer(rest.strip())
+        call.text = TextBuffer(rest)
         self._give_up()
 
     def _holds_quoted(self, written: str) -> bool:

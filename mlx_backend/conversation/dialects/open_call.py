@@ -4,9 +4,7 @@ A closer in an open value may be part of the value, and the next one the call's:
 never closed, the call ends at the first after all. A marker in a string of JSON arguments is part of the string, unless
 the string is broken: what is written after its end tells, and until then the marker and what follows it are held.
 
-Knows neither the states of the reader (`block_reader`) nor events. Arguments in another notation than JSON are read by
-another class with the methods of `JsonArguments` (`CallArguments`), which the call's syntax names where it finds their
-beginning (`CallSyntax.begin`).
+Knows neither the states of the reader (`block_reader`) nor events.
 """
 
 from __future__ import annotations
@@ -15,21 +13,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlx_backend.conversation.dialects.calls.base import JsonSpan, first_wrong
+from mlx_backend.conversation.dialects.calls.base import first_wrong
 from mlx_backend.conversation.dialects.calls.stream import MAX_UNDECIDED
 from mlx_backend.conversation.dialects.calls.unwrapped import LoneSpan
+from mlx_backend.conversation.json_arguments import JsonArguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mlx_backend.conversation.dialects.block_format import CallBlock
-    from mlx_backend.conversation.dialects.calls.base import (
-        CallArguments,
-        CallPiece,
-        CallReader,
-        DecodedCall,
-        StreamedCall,
-    )
+    from mlx_backend.conversation.dialects.calls.base import CallPiece, CallReader, DecodedCall
     from mlx_backend.conversation.events import Event
     from mlx_backend.conversation.tools import ToolSet
 
@@ -40,7 +33,6 @@ MAX_BEGINNING = 2048
 """Characters of a call in which its name has to stand, and its arguments to begin if they are put out as they come."""
 _MAX_GAP = 16
 """Blanks between two openers of one call."""
-_STRING_CHARACTERS = re.compile(r'["\\]')
 _VISIBLE = re.compile(r"\S")
 
 
@@ -56,7 +48,7 @@ class OpenCall:
         self.block = block
         self.text = TextBuffer(block.opener if block.is_text else "")
         self.must_be_offered = must_be_offered  # only the name of an offered tool makes it a call
-        self.arguments: CallArguments = JsonArguments()  # used once they have begun
+        self.arguments = JsonArguments()  # used once they have begun, if they are JSON
         self.delta: Callable[[str], Event] | None = None  # of the arguments
         self.doubts = 0  # markers so far that may be part of a value
         self.is_begun = False  # a call of this text was put out, though it may go on
@@ -98,6 +90,11 @@ class OpenCall:
                 self._span = None
                 return -1
         return self._span.end(text)
+
+    @property
+    def is_in_object(self) -> bool:
+        """Whether the call ends with a bracket that is open around its arguments."""
+        return self._span is not None and self._span.is_open
 
     def is_blank(self) -> bool:
         """Whether nothing but a few blanks was written."""
@@ -168,11 +165,6 @@ class OpenCall:
                 return []
             calls.append((name, call))
         return calls
-
-    def begin_arguments(self, begun: StreamedCall, name: str) -> None:
-        """Begin to read the arguments of a call to this tool."""
-        make = begun.arguments
-        self.arguments = JsonArguments() if make is None else make(self._tools.parameters(name))
 
     def may_end_without_closer(self) -> bool:
         """Whether the text is a call as it is: what looks like the next one's opener may be that."""
@@ -262,92 +254,3 @@ class TextBuffer:
         if len(self._pieces) != 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0]
-
-
-class JsonArguments:
-    """Implements `CallArguments` for one JSON value: put out as it is."""
-
-    SPECIAL = JsonSpan.SPECIAL
-
-    __slots__ = ("_held", "_marker", "_span", "_string")
-
-    def __init__(self) -> None:
-        self._span = JsonSpan()
-        self._string = _StringEnd()
-        self._marker = ""
-        self._held: list[str] = []  # after the marker
-
-    @property
-    def in_string(self) -> bool:
-        """Whether the text so far ends in a string."""
-        return self._span.in_string
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the next character need not be seen: it is not escaped."""
-        return not self._span.is_escaped
-
-    def read(self, text: str) -> tuple[str, str | None]:
-        """Return what is to be put out, and what follows the end of the arguments: None if they go on."""
-        end = self._span.end(text)
-        return (text, None) if end < 0 else (text[:end], text[end:])
-
-    def finish(self) -> str:
-        """Return nothing: the arguments are as they were written."""
-        return ""
-
-    def hold(self, marker: str) -> None:
-        """Hold a marker that stands in a string."""
-        self._marker, self._held = marker, []
-        self._string = _StringEnd(is_escaped=self._span.is_escaped)
-
-    def judge(self, text: str) -> tuple[bool | None, str]:
-        """Take what follows a held marker. Return whether the marker is part of the string, and the rest of the text.
-
-        None: it is not known yet.
-        """
-        end = self._string.find(text)
-        if end < 0:
-            self._held.append(text)
-            return None, ""
-        self._held.append(text[:end])
-        return self._string.ends_well, text[end:]
-
-    def release(self) -> tuple[str, str]:
-        """Return the held marker and the text after it; nothing is held any more."""
-        held, self._held = "".join(self._held), []
-        return self._marker, held
-
-
-class _StringEnd:
-    """Finds the end of a JSON string that was entered already, and whether JSON can go on after it."""
-
-    __slots__ = ("_is_closed", "_is_escaped", "ends_well")
-
-    def __init__(self, *, is_escaped: bool = False) -> None:
-        self._is_closed = False
-        self._is_escaped = is_escaped
-        self.ends_well = False
-
-    def find(self, text: str) -> int:
-        """Take a piece; return where in it the first visible character after the string stands, -1 if not in it."""
-        at = 0
-        if not self._is_closed:
-            escaped_at = 0 if self._is_escaped else -1
-            self._is_escaped = False
-            for match in _STRING_CHARACTERS.finditer(text):
-                at = match.end()
-                if match.start() == escaped_at:
-                    continue
-                if match[0] == '"':
-                    self._is_closed = True
-                    break
-                escaped_at = at
-                self._is_escaped = at == len(text)
-            if not self._is_closed:
-                return -1
-        after = len(text) - len(text[at:].lstrip())
-        if after == len(text):
-            return -1
-        self.ends_well = text[after] in ",:}]"
-        return after

@@ -80,14 +80,15 @@ def test_a_tool_call(client: Client, tools: list[Any]) -> None:
     assert call["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
     assert call["id"].startswith("call_")
     assert answered(client, tools=tools).get_json()["choices"][0]["finish_reason"] == "tool_calls"
-    (delta,) = [
+    deltas = [
         delta
         for chunk in streamed(client, tools=tools)
         for delta in chunk["choices"][0]["delta"].get("tool_calls", [])
     ]
-    assert delta["index"] == 0
-    assert delta["function"] == call["function"]
-    assert delta["id"] != call["id"]
+    assert {delta["index"] for delta in deltas} == {0}
+    assert deltas[0]["function"] == {"name": "weather", "arguments": ""}
+    assert "".join(delta["function"]["arguments"] for delta in deltas) == call["function"]["arguments"]
+    assert deltas[0]["id"] != call["id"]
 
 
 def test_tool_choice_none_removes_the_tools(engine: ScriptedEngine, client: Client) -> None:

@@ -111,31 +111,41 @@ def test_the_reasoning_field_can_be_chosen(where: ReasoningField, names: set[str
     assert {message[name] for name in names} == {"Capital of France."}
 
 
-def test_a_tool_call_is_sent_whole_with_its_index_and_id() -> None:
-    call = {
-        "index": 0,
-        "id": "call_0",
-        "type": "function",
-        "function": {"name": "weather", "arguments": '{"city":"Oslo"}'},
-    }
-    assert deltas_of(CALL)[-1] == {"tool_calls": [call]}
-    message = message_of(CALL)
+def test_a_tool_call_is_named_once_and_its_arguments_are_sent_as_they_come() -> None:
+    assert [delta["tool_calls"] for delta in deltas_of(CALL) if "tool_calls" in delta] == [
+        [{"index": 0, "id": "call_0", "type": "function", "function": {"name": "weather", "arguments": ""}}],
+        [{"index": 0, "function": {"arguments": '{"city":'}}],
+        [{"index": 0, "function": {"arguments": '"Oslo"}'}}],
+    ]
+
+
+def test_a_whole_reply_has_the_calls_joined() -> None:
+    second: list[Event] = [ToolCallStart(1, "now"), ToolCallDelta(1, "{}"), ToolCallEnd(1)]
+    message = message_of([*CALL[:-1], *second, CALL[-1]])
     assert message["content"] == "One moment."
-    assert message["tool_calls"] == [{key: call[key] for key in ("id", "type", "function")}]
+    assert message["tool_calls"] == [
+        {
+            "id": "call_0",
+            "type": "function",
+            "function": {"name": "weather", "arguments": '{"city":"Oslo"}'},
+        },
+        {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}},
+    ]
 
 
 def test_a_message_with_calls_only_has_null_content() -> None:
     assert message_of([ToolCallStart(0, "f"), ToolCallEnd(0), StreamEnd("tool_calls")])["content"] is None
 
 
-def test_a_call_cut_by_the_limit_is_never_sent() -> None:
+def test_a_call_cut_by_the_limit_stays_open_in_a_stream_and_is_left_out_of_a_whole_reply() -> None:
     cut: list[Event] = [
         ToolCallStart(0, "f"),
         ToolCallDelta(0, '{"a'),
         ToolCallEnd(0, complete=False),
         StreamEnd("length"),
     ]
-    assert deltas_of(cut) == [{"role": "assistant"}]
+    pieces = [call["function"]["arguments"] for delta in deltas_of(cut)[1:] for call in delta["tool_calls"]]
+    assert pieces == ["", '{"a']
     assert message_of(cut) == {"role": "assistant", "content": ""}
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mlx_backend.conversation.dialects.base import CallCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence, Set
+    from collections.abc import Mapping, Sequence, Set
 
     from mlx_backend.conversation.dialects.base import Piece
     from mlx_backend.conversation.tools import ToolSet
@@ -27,61 +27,13 @@ class DecodedCall:
     id: str = ""
 
 
-class CallArguments(Protocol):
-    """The arguments of one call while the model writes them: its text comes in pieces, and JSON goes out.
-
-    What `read` and `finish` return is the text of the arguments. It is the same however the pieces are cut.
-    """
-
-    SPECIAL: str
-    """While `is_plain`, a piece without these characters is put out as it is, without `read`."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the next piece, if it has no special character, is to be put out as it is."""
-        ...
-
-    @property
-    def in_string(self) -> bool:
-        """Whether the text so far ends in a value that may hold markers: the next is held until that is known."""
-        ...
-
-    def read(self, text: str) -> tuple[str, str | None]:
-        """Return what is to be put out, and what follows the end of the arguments: None if they go on."""
-        ...
-
-    def finish(self) -> str:
-        """Return what is still to be put out at the call's end: what was held back, and what the model left out.
-
-        It is not asked for a call that the token limit has cut: that one stays open.
-        """
-        ...
-
-    def hold(self, marker: str) -> None:
-        """Hold a marker that stands in a value; what follows it comes to `judge`."""
-        ...
-
-    def judge(self, text: str) -> tuple[bool | None, str]:
-        """Take what follows a held marker. Return whether the marker is part of the value, and the rest of the text.
-
-        None: it is not known yet, and all of the text is held.
-        """
-        ...
-
-    def release(self) -> tuple[str, str]:
-        """Return the held marker and the text after it; nothing is held any more."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class StreamedCall:
-    """The beginning of a call whose arguments can be put out as they come: they begin at `arguments_at` of the text."""
+    """The beginning of a call whose arguments are JSON: they begin at `arguments_at` of the text so far."""
 
     name: str
     arguments_at: int
     id: str = ""
-    arguments: Callable[[Mapping[str, Any]], CallArguments] | None = None
-    """Makes what reads them, from the schema of the tool's parameters. None: they are JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,27 +155,34 @@ _JSON_CHARACTERS = re.compile(r'["\\{}\[\]]')
 class Span(Protocol):
     """Finds the end of a value that comes in pieces."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a bracket is open."""
+        ...
+
     def end(self, text: str) -> int:
         """Take a piece; return where in it the value ends, -1 if it does not."""
         ...
 
 
 class JsonSpan:
-    """Implements `Span` for a JSON object or list. `is_escaped`: the last piece ended with a backslash in a string."""
+    """Implements `Span` for a JSON object or list."""
 
-    SPECIAL = '"\\{}[]'
-    """A piece without these changes nothing."""
-
-    __slots__ = ("_depth", "in_string", "is_escaped")
+    __slots__ = ("_depth", "_is_escaped", "in_string")
 
     def __init__(self) -> None:
         self._depth = 0
-        self.in_string = self.is_escaped = False
+        self.in_string = self._is_escaped = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a bracket is open."""
+        return self._depth > 0
 
     def end(self, text: str) -> int:
         """Take a piece; return where in it the value ends, -1 if it does not."""
-        escaped_at = 0 if self.is_escaped else -1
-        self.is_escaped = False
+        escaped_at = 0 if self._is_escaped else -1
+        self._is_escaped = False
         for match in _JSON_CHARACTERS.finditer(text):
             at, character = match.start(), match[0]
             if at == escaped_at:
@@ -231,7 +190,7 @@ class JsonSpan:
             if self.in_string:
                 if character == "\\":
                     escaped_at = at + 1
-                    self.is_escaped = escaped_at == len(text)
+                    self._is_escaped = escaped_at == len(text)
                 elif character == '"':
                     self.in_string = False
             elif character == '"':
@@ -254,6 +213,11 @@ class PythonSpan:
         self._depth = 0
         self._quote = ""
         self._escaped = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a bracket is open."""
+        return self._depth > 0
 
     def end(self, text: str) -> int:
         """Take a piece; return where in it the value ends, -1 if it does not."""

@@ -17,7 +17,6 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.argument_values import python_literal
 from mlx_backend.conversation.dialects.base import JsonCallCodec, Piece
 from mlx_backend.conversation.dialects.calls.base import (
     CallSyntax,
@@ -27,6 +26,7 @@ from mlx_backend.conversation.dialects.calls.base import (
     SyntaxCodec,
     to_json,
 )
+from mlx_backend.conversation.json_arguments import AFTER_OBJECT, JsonArguments, repair_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,25 +35,33 @@ if TYPE_CHECKING:
 
 _NAMES = ("name", "tool_name", "function", "tool")
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
-_NAME = re.compile(r'"(?:name|tool_name|function)"\s*:\s*("(?:[^"\\]|\\.)*")')
-_ARGUMENTS_AT = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
+_QUOTED = r"""(?:"(?:[^"\\]|\\.)+"|'(?:[^'\\]|\\.)+')"""
+
+
+def _key(*names: str) -> str:
+    return rf"""["'](?:{"|".join(names)})["']\s*:\s*"""
+
+
+_NAME = re.compile(rf"{_key(*_NAMES)}({_QUOTED})")
+_ARGUMENTS_AT = re.compile(_key(*_ARGUMENTS))
 _BETWEEN = re.compile(r"[\s\[\],;]*")
-_BEGIN = re.compile(
-    r"[\s\[\],;}]*\{\s*"
-    r'(?:"type"\s*:\s*"function"\s*,\s*)?(?:"tool_call_id"\s*:\s*"[^"\\]*"\s*,\s*)?'
-    r'"(?:name|tool_name)"\s*:\s*(?P<name>"(?:[^"\\]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+# What may stand before a name: the call's kind, its own id or number, and the object that holds the function.
+_BEFORE_NAME = (
+    rf"\{{\s*(?:{_key('type', 'index', 'tool_call_id')}(?:{_QUOTED}|\d+)\s*,\s*"
+    rf"|{_key('id')}(?P<id>{_QUOTED})\s*,\s*)*(?:{_key('function')}\{{\s*)?"
 )
-_NAME_FIRST = re.compile(
-    r'[\s\[]*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"(?:name|tool_name)"\s*:\s*(?P<name>"(?:[^"\\]|\\.)+")'
-)
+# What may stand between the arguments of two calls in a list: the rest of the first object.
+_AFTER_ARGUMENTS = rf"(?:\s*,\s*{_QUOTED}\s*:\s*(?:{_QUOTED}|[\w.+-]+))*[\s\[\],;}}]*"
+_NAME_FIRST = re.compile(rf"{_AFTER_ARGUMENTS}{_BEFORE_NAME}{_key(*_NAMES)}(?P<name>{_QUOTED})")
+_ARGUMENTS_NEXT = re.compile(rf"""\s*,\s*{_key(*_ARGUMENTS)}(?=[{{"'])""")
+_BY_NAME = re.compile(rf"[\s\[\],;}}]*(?:\{{\s*)?(?P<name>{_QUOTED})\s*:\s*(?=\{{)")
 _DECODER = json.JSONDecoder(strict=False)
 
 
 class JsonObjects(CallSyntax):
     """`name_key`, `arguments_key` and `index_key` are how it is written; every spelling is read.
 
-    `streams`: arguments after a name are put out as they come; the call has to have a closer. `needs_arguments`: an
-    object with a name and nothing else is no call.
+    `needs_arguments`: an object with a name and nothing else is no call.
     """
 
     def __init__(
@@ -65,7 +73,6 @@ class JsonObjects(CallSyntax):
         by_name: bool = False,
         index_key: str = "",
         around: tuple[str, str] = ("\n", "\n"),
-        streams: bool = True,
         needs_arguments: bool = False,
     ) -> None:
         self.head = re.compile(r"\s*(?:[{\[].*)?", re.DOTALL)
@@ -77,7 +84,6 @@ class JsonObjects(CallSyntax):
             self.counters = {'"0"': '"[0-9]{1,3}"'}
         self._around = around
         self._needs_arguments = needs_arguments
-        self._streams = streams and not by_name
 
     def opening(self, name: str) -> str:
         """Write what stands before the arguments."""
@@ -99,14 +105,21 @@ class JsonObjects(CallSyntax):
 
     def begin(self, body: str) -> StreamedCall | None:
         """Find the arguments after a name. Those that stand before it have to wait for it."""
-        match = _BEGIN.match(body) if self._streams else None
-        if match is None:
+        if named := _NAME_FIRST.match(body):
+            arguments = _ARGUMENTS_NEXT.match(body, named.end())
+            own_id = _parse_string(named["id"]) if named["id"] else ""
+        else:
+            named = arguments = _BY_NAME.match(body) if self._by_name else None
+            own_id = ""
+        if named is None or arguments is None:
             return None
-        name = _parse_string(match["name"])
-        return StreamedCall(name, match.end()) if name else None
+        name = _parse_string(named["name"])
+        if not name or (named is arguments and name in (*_NAMES, *_ARGUMENTS)):
+            return None
+        return StreamedCall(name, arguments.end(), own_id)
 
     def first_name(self, body: str) -> tuple[str, int] | None:
-        """Return the name, if it is the first or, after a type, the second key."""
+        """Return the name, if nothing but what is known stands before it."""
         match = _NAME_FIRST.match(body)
         return (_parse_string(match["name"]), match.end()) if match else None
 
@@ -125,11 +138,9 @@ class JsonObjects(CallSyntax):
         """Return the calls. JSON has types, so the schemas are not needed."""
         calls: list[DecodedCall] = []
         for value in self._objects(body):
-            if isinstance(value, str):  # what is no JSON
+            if isinstance(value, str):  # what cannot be repaired
                 broken = _decode_broken(value)
-                if not broken.name:
-                    return [*calls, *self._calls_of(python_literal(value))]
-                return [*calls, broken]
+                return [*calls, broken] if broken.name else []
             found = self._calls_of(value)
             if not found:
                 return []
@@ -143,9 +154,16 @@ class JsonObjects(CallSyntax):
             try:
                 value, at = _DECODER.raw_decode(body, at)
             except (ValueError, RecursionError):
-                if not re.fullmatch(r"[\s}\]]*", body[at:]):  # a bracket too many
+                if re.fullmatch(r"[\s}\]]*", body[at:]):  # a bracket too many
+                    return
+                reader = JsonArguments()
+                written, rest = reader.read(body[at:])
+                try:
+                    value = json.loads(written if rest is not None else written + reader.finish())
+                except (ValueError, RecursionError):
                     yield body[at:]
-                return
+                    return
+                at = len(body) - len(rest or "")
             if isinstance(value, str):  # JSON in a JSON string
                 try:
                     value = json.loads(value, strict=False)
@@ -169,32 +187,31 @@ class JsonObjects(CallSyntax):
         if not name or (self._needs_arguments and not any(key in value for key in _ARGUMENTS)):
             return []
         arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
-        written = arguments if isinstance(arguments, str) else to_json({} if arguments is None else arguments)
         own_id = value.get("id")
-        return [DecodedCall(name, written or "{}", own_id if isinstance(own_id, str) else "")]
+        return [
+            DecodedCall(name, repair_arguments(to_json(arguments)), own_id if isinstance(own_id, str) else "")
+        ]
 
 
-def is_end_of_object(text: str) -> bool:
-    """Whether a text is what may follow the arguments of an object: the rest of it, and of the list it stands in."""
-    if not text.strip(" \t\r\n}]),;`"):
-        return True
+def after_object(text: str) -> str:
+    """Return what follows the object in which arguments stood, from a text that follows the arguments."""
     try:
-        value, at = _DECODER.raw_decode('{"":0' + text.lstrip())
+        _, at = _DECODER.raw_decode('{"":0' + text.lstrip())
     except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict) and not text.lstrip()[at - 5 :].strip(" \t\r\n}]),;`")
+        at = 5
+    return text.lstrip()[at - 5 :].lstrip(AFTER_OBJECT)
 
 
 def _decode_broken(body: str) -> DecodedCall:
     named = _NAME.search(body)
     name = _parse_string(named[1]) if named else ""
     arguments = _ARGUMENTS_AT.search(body)
-    return DecodedCall(name, body[arguments.end() :].strip() if arguments else "")
+    return DecodedCall(name, repair_arguments(body[arguments.end() :].strip() if arguments else ""))
 
 
 def _parse_string(literal: str) -> str:
     try:
-        text = json.loads(literal, strict=False)
+        text = json.loads(repair_arguments(literal))
     except ValueError:
         return ""
     return text if isinstance(text, str) else ""

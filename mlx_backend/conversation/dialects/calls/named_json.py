@@ -15,11 +15,11 @@ from mlx_backend.conversation.dialects.base import Piece
 from mlx_backend.conversation.dialects.calls.base import (
     CallSyntax,
     DecodedCall,
-    JsonSpan,
     StreamedCall,
     to_json,
 )
-from mlx_backend.conversation.dialects.calls.json_object import JsonObjects, is_end_of_object
+from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
+from mlx_backend.conversation.json_arguments import repair_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,9 @@ class NamedJson(CallSyntax):
     def begin(self, body: str) -> StreamedCall | None:
         """Find the arguments after the separator."""
         match = self._match(body)
-        if match is None or body[match.end() : match.end() + 1] != "{":
+        if match is None:
+            return _OBJECTS.begin(body)
+        if body[match.end() : match.end() + 1] not in ("{", '"', "'"):
             return None
         return StreamedCall(match["name"].strip(), match.end(), match.groupdict().get("id") or "")
 
@@ -70,12 +72,8 @@ class NamedJson(CallSyntax):
                 return [DecodedCall(name, "{}")]
             return _OBJECTS.decode(body, tools) if body.lstrip()[:1] in ("{", "[") else []
         name, own_id = match["name"].strip(), match.groupdict().get("id") or ""
-        arguments = body[match.end() :]
-        end = JsonSpan().end(arguments) if arguments[:1] == "{" else -1
-        if end >= 0 and is_end_of_object(arguments[end:]):
-            arguments = arguments[:end]
-        arguments = arguments.strip().removesuffix("```").rstrip()
-        return [DecodedCall(name, "{}" if arguments in ("", "null") else arguments, own_id)]
+        arguments = body[match.end() :].strip().removesuffix("```")
+        return [DecodedCall(name, repair_arguments(arguments), own_id)]
 
     def _match(self, body: str) -> re.Match[str] | None:
         found = (beginning.match(body) for beginning in self._beginnings)

@@ -33,6 +33,7 @@ from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from mlx_backend.conversation.dialects.calls.base import StreamedCall
     from mlx_backend.conversation.tools import ToolSet
 
 MAX_CODE = 2_000_000
@@ -115,6 +116,10 @@ class TaggedCalls(CallSyntax):
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
         """Write a call as JSON."""
         return self._objects.encode(name, arguments)
+
+    def begin(self, body: str) -> StreamedCall | None:
+        """Find the arguments of JSON."""
+        return self._objects.begin(body)
 
     def is_whole(self, body: str) -> bool:
         """Whether the last bracket of JSON is closed."""

@@ -119,7 +119,7 @@ _JSON_KEYS = "|".join(
     beginnings(key, '(?:".*)?') for key in ("name", "type", "function", "parameters", "arguments")
 )
 _JSON_HEAD = re.compile(rf'\s*(?:\[\s*)?(?:\{{\s*(?:"(?:{_JSON_KEYS})?)?)?', re.DOTALL)
-_LLAMA_OBJECTS = JsonObjects(arguments_key="parameters", around=("", ""), streams=False, needs_arguments=True)
+_LLAMA_OBJECTS = JsonObjects(arguments_key="parameters", around=("", ""), needs_arguments=True)
 LLAMA_3 = family(
     "llama3-json",
     *("llama3", "llama-3", "llama-3.1", "llama-3.3"),

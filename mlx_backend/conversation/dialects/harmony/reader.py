@@ -10,7 +10,7 @@ The prompt ends with `<|start|>assistant`, so a turn begins inside a header. The
 
     OPENING   the turn's beginning: a header without its `<|start|>`, or an answer without any header
     HEADER    after `<|start|>`, `<|channel|>` or `<|constrain|>`: text is gathered until it is clear
-    BODY      text is put out at once, on the channel or as the call that the header named
+    BODY      text is put out at once, on the channel or as the arguments of the call that the header named
     BETWEEN   after `<|end|>`: noise, a header whose first markers were forgotten, or text without one
     STRIPPED  `analysis…`: a server upstream may have removed the markers, as `assistantfinal` would tell
 
@@ -57,12 +57,13 @@ from mlx_backend.conversation.dialects.harmony.header import (
     split_stripped,
 )
 from mlx_backend.conversation.events import Channel, ContentDelta, ReasoningDelta
+from mlx_backend.conversation.json_arguments import JsonArguments
 from mlx_backend.conversation.scanner import MarkerSet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from mlx_backend.conversation.events import EndedBy
+    from mlx_backend.conversation.events import EndedBy, Event
     from mlx_backend.conversation.tools import ToolSet
 
 MAX_HEADER = 256
@@ -73,6 +74,7 @@ MAX_STRIPPED = 65_536
 """Characters of reasoning that may wait for `assistantfinal`."""
 
 _MARKERS = MarkerSet(HARMONY_TOKENS.values())
+_MARKERS_IN_CALL = MarkerSet(HARMONY_TOKENS.values(), watched=JsonArguments.SPECIAL)
 _STRIPPED_TURN = re.compile(r"assistant(?=final|commentary\s{1,2}to=|\s{1,2}to=)")
 _STRIPPED_HOLD = len("assistantcommentary  to=")
 
@@ -89,8 +91,8 @@ class HarmonyReader(Reader):
     """Reads one Harmony turn."""
 
     __slots__ = (
-        *("_by_spelling", "_check_length", "_gathered", "_reasoning_tail", "_resumes", "_searched"),
-        *("_separator", "_set_aside", "_state", "_tools"),
+        *("_arguments", "_by_spelling", "_check_length", "_gathered", "_put_out", "_reasoning_tail"),
+        *("_resumes", "_searched", "_separator", "_set_aside", "_state", "_tools"),
     )
 
     def __init__(
@@ -109,6 +111,8 @@ class HarmonyReader(Reader):
         self._set_aside = ""
         self._separator = ""  # goes before the next text of reasoning
         self._reasoning_tail = ""  # of the last analysis message, while no other message has followed it
+        self._arguments = JsonArguments()  # of the open call
+        self._put_out: Callable[[str], Event] | None = None  # the delta of its arguments
         self._resumes: Channel | None = None  # channel of a body that the header being read has interrupted
         self.markers = self.spelt = _MARKERS
         self._state = _HarmonyState.OPENING
@@ -273,6 +277,10 @@ class HarmonyReader(Reader):
         elif header.recipient is not None and self._tools.may_be_called:
             self._enter_body()
             self._open_call(header.recipient)
+            self._arguments = JsonArguments()
+            self._put_out, self.delta = self.delta, None
+            self.markers = _MARKERS_IN_CALL
+            self.spelt = MarkerSet(self._by_spelling.markers, watched=JsonArguments.SPECIAL)
         else:
             self._open_body(header.channel or Channel.FINAL)
 
@@ -339,6 +347,10 @@ class HarmonyReader(Reader):
             self.events.append(ReasoningDelta(self._separator + text))
             self.delta = ReasoningDelta
             self._separator = ""
+        elif text and self._in_call:
+            self.delta = self._put_out
+            super()._emit(self._arguments.feed(text))
+            self.delta = self._put_out if self._arguments.is_plain else None
         else:
             super()._emit(text)
 
@@ -352,13 +364,16 @@ class HarmonyReader(Reader):
 
     def _leave_body(self, place: _HarmonyState, *, complete: bool = True, interrupted: bool = False) -> None:
         if self._in_call:
+            if complete:
+                self.delta = self._put_out
+                super()._emit(self._arguments.finish())
             self._close_call(complete=complete)
             self._reasoning_tail = ""
         elif self.is_reasoning:
             self._reasoning_tail = (self.before_last + self.last)[-2:] or self._reasoning_tail
             self._separator = ""
         self.delta = None
-        self.spelt = _MARKERS
+        self.markers = self.spelt = _MARKERS
         self._state = place
         self._gathered = ""
         self._check_length = MAX_CONTENT_TYPE
