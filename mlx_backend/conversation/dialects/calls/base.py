@@ -166,13 +166,16 @@ class Span(Protocol):
 
 
 class JsonSpan:
-    """Implements `Span` for a JSON object or list."""
+    """Implements `Span` for a JSON object or list. `is_escaped`: the last piece ended with a backslash in a string."""
 
-    __slots__ = ("_depth", "_is_escaped", "in_string")
+    SPECIAL = '"\\{}[]'
+    """A piece without these changes nothing, unless `is_escaped`."""
+
+    __slots__ = ("_depth", "in_string", "is_escaped")
 
     def __init__(self) -> None:
         self._depth = 0
-        self.in_string = self._is_escaped = False
+        self.in_string = self.is_escaped = False
 
     @property
     def is_open(self) -> bool:
@@ -181,8 +184,8 @@ class JsonSpan:
 
     def end(self, text: str) -> int:
         """Take a piece; return where in it the value ends, -1 if it does not."""
-        escaped_at = 0 if self._is_escaped else -1
-        self._is_escaped = False
+        escaped_at = 0 if self.is_escaped else -1
+        self.is_escaped = False
         for match in _JSON_CHARACTERS.finditer(text):
             at, character = match.start(), match[0]
             if at == escaped_at:
@@ -190,7 +193,7 @@ class JsonSpan:
             if self.in_string:
                 if character == "\\":
                     escaped_at = at + 1
-                    self._is_escaped = escaped_at == len(text)
+                    self.is_escaped = escaped_at == len(text)
                 elif character == '"':
                     self.in_string = False
             elif character == '"':

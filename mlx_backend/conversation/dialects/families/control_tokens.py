@@ -228,7 +228,7 @@ INTERNLM = family(
     ),
     leaks=leaked_calls("<|action_start|><|plugin|>"),
 )
-_GIGACHAT_CALLS = JsonObjects(around=("", ""), streams=False)
+_GIGACHAT_CALLS = JsonObjects(around=("", ""))
 GIGACHAT = family(
     "gigachat",
     *("gigachat3", "gigachat-3", "gigachat3.1"),
