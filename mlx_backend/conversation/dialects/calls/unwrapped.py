@@ -39,7 +39,7 @@ _HEAD = re.compile(
     ),
     re.DOTALL,
 )
-_BETWEEN = re.compile(r"(?:[\s,;]|```(?:json|(?=[^j]))|</?\w{1,32}>)*")
+_BETWEEN = re.compile(r"(?:[\s,;\]}]|```(?:json|(?=[^j]))|</?\w{1,32}>)*")
 _UNFINISHED = re.compile(r"`{1,3}|```j(?:so?)?|</?\w{0,32}")
 _OBJECTS = JsonObjects(needs_arguments=True)
 _CALL_KEYS = {*_KEYS, "tool_call_id", "index"}
@@ -106,8 +106,9 @@ class UnwrappedCalls(CallSyntax):
         return (named[0], named[1] + begins) if named else None
 
     def is_open(self, body: str) -> bool:
-        """Whether a value is open."""
-        return _spanned(body).is_open
+        """Whether a value is open that cannot be read as it is."""
+        span = _spanned(body)
+        return span.is_open and not _closed(body[span.values[-1][0] :])
 
     def is_whole(self, body: str) -> bool:
         """Whether no value is open, and there is one."""
@@ -118,7 +119,7 @@ class UnwrappedCalls(CallSyntax):
         """Return the calls: of all values, or none."""
         calls: list[DecodedCall] = []
         for start, end in _spanned(body).values:
-            value = body[start:end] if end >= 0 else body[start:]
+            value = body[start:end] if end >= 0 else _closed(body[start:]) or body[start:]
             found = _OBJECTS.decode(value, tools) if _is_call(value) else []
             if not found:
                 return []
@@ -138,6 +139,17 @@ def _spanned(body: str) -> LoneSpan:
 def _begin(body: str) -> int:
     match = _BETWEEN.match(body)
     return match.end() if match else 0
+
+
+def _closed(text: str) -> str:
+    """Close the brackets around whole calls; return "" if more is missing."""
+    for missing in ("}", "]", "}]"):
+        try:
+            json.loads(text + missing, strict=False)
+        except (ValueError, RecursionError):
+            continue
+        return text + missing
+    return ""
 
 
 def _is_call(text: str) -> bool:
