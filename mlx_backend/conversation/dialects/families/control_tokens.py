@@ -80,6 +80,12 @@ MISTRAL = family(
 )
 
 
+# Around the results of calls, which models repeat.
+_DEEPSEEK_RESULTS = frozenset(
+    f"<｜tool▁{word}▁{end}｜>" for word in ("output", "outputs") for end in ("begin", "end")
+)
+
+
 def _deepseek(name: str, *aliases: str, syntax: CallBlock, sign: Sign, example: str) -> Dialect:
     return family(
         name,
@@ -90,6 +96,7 @@ def _deepseek(name: str, *aliases: str, syntax: CallBlock, sign: Sign, example: 
             sections=(CallSection(openers=("<｜tool▁calls▁begin｜>",), closer="<｜tool▁calls▁end｜>"),),
             blocks=(syntax,),
             ends=frozenset({"<｜end▁of▁sentence｜>"}),
+            noise=_DEEPSEEK_RESULTS,
         ),
         example=example,
         leaks=leaked_calls("<｜tool▁calls▁begin｜>") if name == "deepseek-v3" else None,

@@ -165,8 +165,12 @@ HUNYUAN_A13B = family(
 JAMBA = family(
     "jamba",
     *("apriel", "minimax-m1"),
-    signs=(call_format("<tool_calls>", "</tool_calls>"),),
-    form=replace(_JSON_LIST, reasoning=THINK_TAGS, ends=frozenset({"<|eom|>", "<|end|>"})),
+    signs=(call_format("<tool_calls>", "</tool_calls>"), own("[BEGIN FINAL RESPONSE]")),
+    form=replace(
+        _JSON_LIST,
+        reasoning={**THINK_TAGS, "Here are my reasoning steps:": "[BEGIN FINAL RESPONSE]"},  # Apriel's
+        ends=frozenset({"<|eom|>", "<|end|>"}),
+    ),
     example='<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}]</tool_calls>',
 )
 K2_HORIZON = family(
