@@ -78,12 +78,12 @@ _TLS_HANDSHAKE = b"\x16"
 """The first byte of a connection over TLS, which would never send the end of a head."""
 _CERTAIN_BEGINNING = b"HTTP/1."
 _CERTAIN_LENGTH = b"0000000"
-_LOOK_SECONDS = 0.02
-_SOON_SECONDS = 1.0
-"""How long after the end of what a client sends a reset is looked for every `_LOOK_SECONDS`, and not at each check."""
-_FIRST_PAUSE = 0.1
-_LONGER = 3
-"""How much longer each pause between two bytes is: a proxy may pass on the end first, and the reset of a later byte."""
+_PROBE_CHECK_SECONDS = 0.02
+_PROBE_CHECKS_LAST = 1.0
+"""For so long after a connection was half closed a reset is looked for that often; later at each check."""
+_FIRST_PROBE_PAUSE = 0.1
+_PROBE_BACKOFF = 3
+"""A proxy may pass on the end first, and the reset in answer to a later byte: so there are several bytes."""
 _TOO_MANY = "There are too many connections to this server; try again later."
 _ACCEPTED_AT_ONCE = 64
 _RETRY_ACCEPT_SECONDS = 0.5
@@ -310,9 +310,9 @@ class _Channel(HTTPChannel):
         self.watched_events = 0
         self._certain = _CERTAIN_BEGINNING
         self._num_sent = 0  # of what was certain
-        self._ended_at: float | None = None
-        self._probes_at = 0.0
-        self._pause = _FIRST_PAUSE
+        self._half_closed_at: float | None = None
+        self._next_probe = 0.0
+        self._probe_pause = _FIRST_PROBE_PAUSE
         self._on_disconnect: dict[object, Callable[[], None]] = {}
         super().__init__(server, connection, address, adj, map=map)
 
@@ -338,14 +338,14 @@ class _Channel(HTTPChannel):
 
     def readable(self) -> bool:
         """Whether to receive."""
-        return self._ended_at is None and bool(super().readable())
+        return self._half_closed_at is None and bool(super().readable())
 
     def handle_read(self) -> None:
         """Receive. Who sends no more, and waits for an answer, may still be there."""
         if self.requests and self._discards_until is None and self._is_at_end():
-            if self._ended_at is None:
-                self._ended_at = time.monotonic()
-                self.server.look_soon(self)
+            if self._half_closed_at is None:
+                self._half_closed_at = time.monotonic()
+                self.server.note_half_close(self)
             return
         super().handle_read()
 
@@ -394,25 +394,23 @@ class _Channel(HTTPChannel):
             sent, self._num_sent, self._certain = self._num_sent, 0, certain
         return sent
 
-    def look(self) -> bool:
-        """See whether who sends no more is gone; return whether that may become known soon.
-
-        Is called by the loop, often at first.
-        """
-        if self._ended_at is None or not self.connected:
+    def check_half_closed(self) -> bool:
+        """Close the connection if who sends no more is gone; return whether that may become known soon."""
+        if self._half_closed_at is None or not self.connected:
             return False
         self._close_if_over()
         now = time.monotonic()
         try:
             is_gone = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
-            if not is_gone and now >= self._probes_at:
+            if not is_gone and self.requests and now >= self._next_probe:
                 self._probe()
-                self._probes_at, self._pause = now + self._pause, self._pause * _LONGER
+                self._next_probe = now + self._probe_pause
+                self._probe_pause *= _PROBE_BACKOFF
         except OSError:
             is_gone = True
         if is_gone:
             self.handle_close()
-        return self.connected and now - self._ended_at < _SOON_SECONDS
+        return self.connected and now - self._half_closed_at < _PROBE_CHECKS_LAST
 
     def _probe(self) -> None:
         """Send the next certain byte, unless more than that is about to be sent. May raise OSError."""
@@ -421,7 +419,7 @@ class _Channel(HTTPChannel):
                 self._num_sent += self.send(self._certain[self._num_sent :][:1])
 
     def _close_if_over(self) -> None:
-        if self._ended_at is not None and not self.requests:
+        if self._half_closed_at is not None and not self.requests:
             self.close_when_flushed = True
 
     def _is_at_end(self) -> bool:
@@ -449,7 +447,8 @@ class _Channel(HTTPChannel):
         Of a request that was answered before all of it had arrived the rest is received for a while, and not kept: a
         client that still sends would get a reset in place of the answer.
         """
-        if self._is_cut and self.will_close and self.connected and self._discards_until is None:
+        has_more = self._half_closed_at is None and self._discards_until is None
+        if self._is_cut and self.will_close and self.connected and has_more:
             self._discards_until = time.monotonic() + self.server.limits.discard_seconds
             self.will_close = self.close_when_flushed = False
             with suppress(OSError):
@@ -477,7 +476,7 @@ class _Channel(HTTPChannel):
     def check(self, seconds: float) -> None:
         """Close or refuse what has taken too long; `seconds` have passed since the last check."""
         limits, now = self.server.limits, time.monotonic()
-        self.look()
+        self.check_half_closed()
         if self._discards_until is not None:
             if now > self._discards_until:
                 self.handle_close()
@@ -590,7 +589,7 @@ class Server(TcpWSGIServer):
         self._has_ended = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._changed: deque[_Channel] = deque()
-        self._looked_at: list[_Channel] = []
+        self._half_closed: list[_Channel] = []
         self._is_woken = False
         self._workers = _Workers(requests + SPARE_THREADS)
         self._sockets: dict[int, Any] = {}
@@ -652,9 +651,8 @@ class Server(TcpWSGIServer):
             self._is_woken = False
             while self._changed:
                 self._watch(self._changed.popleft())
-            for key, events in self._selector.select(
-                _LOOK_SECONDS if self._looked_at else self.check_seconds
-            ):
+            seconds = _PROBE_CHECK_SECONDS if self._half_closed else self.check_seconds
+            for key, events in self._selector.select(seconds):
                 # Another connection may have been closed for the sake of one in the same batch.
                 if events & selectors.EVENT_READ and key.data.socket is not None:
                     wasyncore.read(key.data)
@@ -662,14 +660,22 @@ class Server(TcpWSGIServer):
                     wasyncore.write(key.data)
                 if isinstance(key.data, _Channel):
                     self._watch(key.data)
-            self._looked_at = [channel for channel in self._looked_at if channel.look()]
+            self._half_closed = [channel for channel in self._half_closed if self._may_be_gone(channel)]
             if (passed := time.monotonic() - checked) >= self.check_seconds:
                 checked += passed
                 self._check(passed)
 
-    def look_soon(self, channel: _Channel) -> None:
-        """Have the loop see whether a client that sends no more is gone."""
-        self._looked_at.append(channel)
+    def note_half_close(self, channel: _Channel) -> None:
+        """Have the loop see soon whether a client that sends no more is gone."""
+        self._half_closed.append(channel)
+
+    @staticmethod
+    def _may_be_gone(channel: _Channel) -> bool:
+        try:
+            return channel.check_half_closed()
+        except Exception:
+            channel.handle_error()
+            return False
 
     def note_change(self, channel: _Channel) -> None:
         """Have the loop look at what a connection waits for now. Called by workers."""
