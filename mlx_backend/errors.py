@@ -38,6 +38,18 @@ class RequestError(ValueError):
         self.numbers = numbers
 
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+"""The `code` of an error about a prompt that does not fit; OpenAI's."""
+
+
+def overflow_sentence(field: str, tokens: str, context_length: int) -> str:
+    """Say that a field's text is too long as OpenAI does: agents that shorten a conversation look for these words."""
+    return (
+        f"This model's maximum context length is {context_length} tokens. However, your {field} resulted in {tokens} "
+        f"tokens. Please reduce the length of the {field}."
+    )
+
+
 class EngineError(Exception):
     """The engine could not go on."""
 
@@ -45,12 +57,13 @@ class EngineError(Exception):
 class EngineRefused(EngineError):
     """This request cannot be run (bad token id, too long …); other requests are not affected.
 
-    `field` names the field of the `GenerationRequest` that is wrong, if it is a single one.
+    `field` names the field of the `GenerationRequest` that is wrong, if it is a single one; `code` is for programs.
     """
 
-    def __init__(self, message: str, field: str | None = None) -> None:
+    def __init__(self, message: str, field: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+        self.code = code
 
 
 class EngineBusy(EngineError):

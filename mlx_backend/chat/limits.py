@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.request import UNLIMITED, ChatRequest, CompletionRequest
 from mlx_backend.conversation.effort import Effort
-from mlx_backend.errors import RequestError
+from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError, overflow_sentence
 from mlx_backend.preparation import current
 
 if TYPE_CHECKING:
@@ -73,9 +73,12 @@ class ReplyLimits:
 
     def too_many_messages(self, messages: int) -> RequestError:
         """Make the error for more messages than the context has tokens."""
-        text = f"The request has {messages} messages; the context holds {self.context_length} tokens for all of them."
+        text = (
+            f"The request has {messages} messages; the context holds {self.context_length} tokens for all of them. "
+            + overflow_sentence("messages", f"at least {messages}", self.context_length)
+        )
         numbers = {"prompt_tokens": messages, "max_model_len": self.context_length}
-        return RequestError(text, "messages", "context_length_exceeded", numbers=numbers)
+        return RequestError(text, "messages", CONTEXT_LENGTH_EXCEEDED, numbers=numbers)
 
     def too_long(
         self,
@@ -97,7 +100,8 @@ class ReplyLimits:
             described = "the tool that was" if tools == 1 else f"the {tools} tools that were"
             text += f" {tool_tokens} of its tokens describe {described} sent with it: turn off what is not needed."
             numbers["tool_tokens"] = tool_tokens
-        return RequestError(text, field, "context_length_exceeded", numbers=numbers)
+        text += " " + overflow_sentence(field, f"{about}{prompt_tokens}", self.context_length)
+        return RequestError(text, field, CONTEXT_LENGTH_EXCEEDED, numbers=numbers)
 
     def thinking_budget_of(self, request: ChatRequest, resolution: Resolution) -> int | None:
         """Return how many tokens may be reasoning; None for as many as the model likes.

@@ -255,7 +255,7 @@ class Service:
         """Return the tokens of a completion's prompt, and its stop strings."""
         if isinstance(request.prompt, str):
             self._size.check(request.prompt, "prompt")
-            tokens = self.text_tokens(request.prompt, bos=not request.suffix)
+            tokens = self.text_tokens(request.prompt, bos=request.bos and not request.suffix)
         else:
             tokens = request.prompt
             self._check_tokens("prompt[{}]", "prompt", tokens)
@@ -265,7 +265,8 @@ class Service:
         infill = infill_format(tokenizer, self.engine.model_id)
         self._size.check(request.suffix, "suffix")
         after = self.text_tokens(request.suffix, bos=False)
-        tokens = (*tokenizer.bos_tokens, *infill.tokens(tokenizer, tokens, after))
+        first = tokenizer.bos_tokens if request.bos else ()
+        tokens = (*first, *infill.tokens(tokenizer, tokens, after))
         return tokens, (*request.stop, *infill.ends)
 
     def prompt(self, request: ChatRequest) -> Prompt:

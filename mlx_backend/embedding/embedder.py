@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.embedding.base import EncodedText
 from mlx_backend.engine.base import ANYONE
-from mlx_backend.errors import EngineRefused, RequestError
+from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED, EngineRefused, RequestError, overflow_sentence
 from mlx_backend.models.description import ModelDescription
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Embedder:
                     request.query, document, request.instruction, info.context_length
                 )
             except EngineRefused as error:
-                raise RequestError(str(error), "query", "context_length_exceeded") from None
+                raise RequestError(str(error), "query", CONTEXT_LENGTH_EXCEEDED) from None
             pairs.append(pair)
             truncated += was_truncated
         return PendingResult(self.engine.submit(pairs, client=client.name), _count_tokens(pairs), truncated)
@@ -141,9 +141,10 @@ class Embedder:
         if length > info.context_length:
             raise RequestError(
                 f"input[{index}] has {length} tokens; the limit of {info.model_id!r} is {info.context_length}. "
-                "Send shorter texts, or truncate = true to use only the beginning of each.",
+                "Send shorter texts, or truncate = true to use only the beginning of each. "
+                + overflow_sentence("input", str(length), info.context_length),
                 "input",
-                "context_length_exceeded",
+                CONTEXT_LENGTH_EXCEEDED,
                 numbers={"prompt_tokens": length, "max_model_len": info.context_length},
             )
         if not length:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_backend.device.memory import format_bytes, step_margin
-from mlx_backend.errors import EngineBusy, EngineRefused
+from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED, EngineBusy, EngineRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -125,10 +125,13 @@ class KVCacheBudget:
         if images != NO_IMAGES:
             purpose, fewer = "its cache and its images", "fewer tokens, send fewer or smaller images"
         if needed > max_room:
+            fitting = self._fitting_tokens(max_room, images)
             raise EngineRefused(
                 f"{subject} would need {format_bytes(needed)} of memory for {purpose}; the model leaves "
-                f"{format_bytes(max(0, max_room))} of {limit}, enough for {self._fitting_tokens(max_room, images)} "
-                f"tokens of prompt and reply together. Ask for {fewer}, or raise the memory limit."
+                f"{format_bytes(max(0, max_room))} of {limit}, enough for {fitting} tokens of prompt and reply "
+                f"together. Ask for {fewer}, or raise the memory limit: now the maximum context length is {fitting} "
+                "tokens.",
+                code=CONTEXT_LENGTH_EXCEEDED,
             )
         raise EngineBusy(
             f"{subject} would need {format_bytes(needed)} of memory for {purpose}; other models' work leaves "

@@ -122,7 +122,7 @@ def test_closing_the_iterator_cancels_too() -> None:
         for event in events:
             if isinstance(event, ReasoningDelta):
                 break
-        events.close()  # type: ignore[attr-defined]  # a generator
+        events.close()
         engine.advance(1)
         assert engine.requests[0].ended.wait(10)
 

@@ -113,8 +113,10 @@ def test_only_what_leaves_no_room_for_the_shortest_chunk_is_refused_and_told_wha
     budget = with_chunks(memory, per_token=100)  # 800 bytes for the shortest: 400 more than the margin
     assert budget.fitting_tokens() == 810
     budget.check(810, "The request")
-    with pytest.raises(EngineRefused, match=r"enough for 810 tokens of prompt and reply together\. Ask for"):
+    words = r"enough for 810 tokens of prompt and reply together\. Ask for .* maximum context length is 810 tokens"
+    with pytest.raises(EngineRefused, match=words) as refused:
         budget.check(811, "The request")
+    assert refused.value.code == "context_length_exceeded"
     memory.reserve(0).set_working(1_000)
     assert budget.fitting_tokens() == 710
     with pytest.raises(EngineBusy, match=r"enough for 710 tokens of prompt and reply together\. Try again"):

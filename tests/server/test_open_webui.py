@@ -129,7 +129,8 @@ def test_tools_that_fill_the_context_are_named_and_counted(demo: RunningServer) 
     assert error["message"] == (
         f"The prompt has {counted[0]} tokens; the context holds 4096, and the reply needs room too. "
         f"{error['tool_tokens']} of its tokens describe the 36 tools that were sent with it: "
-        "turn off what is not needed."
+        "turn off what is not needed. This model's maximum context length is 4096 tokens. However, your messages "
+        f"resulted in {counted[0]} tokens. Please reduce the length of the messages."
     )
 
 

@@ -102,6 +102,14 @@ class Lenient(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, arbitrary_types_allowed=True)
 
+    @property
+    def unknown(self) -> list[str]:
+        """The fields that were sent and are no fields of it, nor of the objects in it."""
+        names = [name for name, value in (self.model_extra or {}).items() if value is not None]
+        return names + [
+            f"{name}.{inner}" for name, value in self if isinstance(value, Lenient) for inner in value.unknown
+        ]
+
 
 class Body(Lenient):
     """What the requests to every endpoint share."""
@@ -146,9 +154,8 @@ class Body(Lenient):
     @property
     def ignored(self) -> list[str]:
         """The fields that were sent and have no meaning here."""
-        extra = self.model_extra or {}
         known = self.read_elsewhere.keys() | self.refused.keys()
-        return [name for name, value in extra.items() if value is not None and name not in known]
+        return [name for name in self.unknown if name not in known]
 
 
 def with_extra_body(body: Any) -> Any:

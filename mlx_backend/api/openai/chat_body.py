@@ -261,6 +261,7 @@ class ChatBody(GenerationBody):
     refused: ClassVar[Refusals] = {
         **REFUSED,
         "echo": (is_one_of(False), "only /v1/completions repeats the prompt"),
+        "add_special_tokens": (is_one_of(False), "the chat template writes them"),
         "suffix": (is_one_of(""), "only /v1/completions fills in text before a suffix"),
     }
     # Which replies are one user's is looked up in the request too.
@@ -352,7 +353,13 @@ class ChatBody(GenerationBody):
 
     def request(self, written: Mapping[str, Any], reasoning_format: ReasoningFormat) -> ChatRequest:
         """Return the request for the chat service. `written` is the body as the client wrote it."""
-        _refuse_other_media(self.messages)
+        if self.add_generation_prompt and self.continue_final_message:
+            raise refuse(
+                "continue_final_message = true continues the last message, add_generation_prompt = true begins a new "
+                "one: send one of them.",
+                "continue_final_message",
+            )
+        _check_contents(self.messages)
         messages, images = take_images(self.messages)
         tools = [] if self.tool_choice == "none" else _distinct(self.tools or [])
         choice = self.tool_choice if isinstance(self.tool_choice, ToolChoice) else ToolChoice()
@@ -370,7 +377,7 @@ class ChatBody(GenerationBody):
             sampling=self.sampling(),
             adapter=self.adapters,
             priority=self.priority,
-            max_tokens=self.setting("max_completion_tokens", "max_tokens"),
+            max_tokens=self.setting("max_completion_tokens", "max_tokens", "n_predict"),
             max_repeated_tokens=self.setting("max_repeated_tokens"),
             stop=self.stop,
             logprobs=self._logprobs(),
@@ -402,12 +409,19 @@ def _distinct(tools: Sequence[Tool]) -> list[Tool]:
     return list(by_name.values())
 
 
-def _refuse_other_media(messages: Sequence[Any]) -> None:
+def _check_contents(messages: Sequence[Any]) -> None:
+    """Raise the ApiError for a content that is no text, or that no model here can be shown."""
     if (in_result := media_in_result(messages)) is not None:
         where, sentence = in_result
         raise refuse(sentence, where, "unsupported_content")
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
+        # A tool's result may be any JSON value.
+        if isinstance(content, bool | int | float) and message.get("role") not in ("tool", "function"):
+            raise refuse(
+                f"messages[{i}].content: must be a text or a list of parts; got {excerpt(content)}.",
+                f"messages[{i}].content",
+            )
         for j, part in enumerate(content if isinstance(content, list) else ()):
             part_type = part.get("type", "text") if isinstance(part, dict) else "text"
             if part_type not in _TAKEN_PARTS:

@@ -53,6 +53,7 @@ class CompletionBody(GenerationBody):
     prompt: Annotated[Any, DescribedAs(Prompts)]
     suffix: str | None = None
     echo: bool | None = None
+    add_special_tokens: bool | None = None
     max_tokens: Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(as_limit)] = None
     logprobs: Annotated[Annotated[int, Field(ge=0, le=20)] | None, BeforeValidator(as_count_of_logprobs)] = (
         None
@@ -70,7 +71,8 @@ class CompletionBody(GenerationBody):
                 sampling=self.sampling(),
                 adapter=self.adapters,
                 priority=self.priority,
-                max_tokens=self.max_tokens,
+                bos=self.add_special_tokens is not False,
+                max_tokens=self.max_tokens if self.max_tokens is not None else self.setting("n_predict"),
                 max_repeated_tokens=self.setting("max_repeated_tokens"),
                 stop=self.stop,
                 logprobs=self.logprobs,

@@ -91,6 +91,7 @@ _SETTINGS = declared(ReplySettings)
 # Where a request accepts more than a file: -1 is no limit, and a seed is any 64-bit number.
 _TYPES: dict[str, Any] = {
     "max_tokens": Limit,
+    "n_predict": Limit,
     "top_k": Annotated[int, Field(ge=-1), BeforeValidator(as_whole)],
     "seed": Annotated[int, Field(ge=-(2**63), lt=2**64), BeforeValidator(as_whole)],
     "thinking_budget": Annotated[int, Field(ge=UNLIMITED), BeforeValidator(as_whole)],
@@ -103,6 +104,7 @@ _TYPES: dict[str, Any] = {
 
 ALIASES = {
     "repeat_penalty": "repetition_penalty",
+    "n_predict": "max_tokens",
     "max_completion_tokens": "max_tokens",
     "thinking_token_budget": "thinking_budget",
     "thinking_budget_tokens": "thinking_budget",
@@ -155,6 +157,20 @@ REFUSED: Refusals = {
     "format": (is_empty, _STRUCTURED),
     "functions": (is_empty, "the old form of tools: send 'tools' instead"),
     "function_call": (is_one_of("auto", "none"), "the old form of tool_choice: send 'tool_choice' instead"),
+    "include_stop_str_in_output": (is_one_of(False), "a reply ends before its stop string"),
+    "no_stop_trim": (is_one_of(False), "a reply ends before its stop string"),
+    "stop_regex": (is_empty, "send texts in 'stop'"),
+    "truncate_prompt_tokens": (is_one_of(), "a prompt is never cut: send a shorter one"),
+    "allowed_token_ids": (is_empty, f"{_STRUCTURED}, or logit_bias"),
+    "logits_processors": (is_empty, "this server runs no code of requests"),
+    "custom_logit_processor": (is_empty, "this server runs no code of requests"),
+    "documents": (is_empty, "put their texts into a message"),
+    "lora": (is_empty, "name an adapter in 'adapters'"),
+    "lora_path": (is_empty, "name an adapter in 'adapters'"),
+    "n_probs": (is_one_of(0), "send logprobs"),
+    "return_token_ids": (is_one_of(False), "a reply is text: /v1/tokenize has the tokens"),
+    "return_tokens_as_token_ids": (is_one_of(False), "a reply is text: /v1/tokenize has the tokens"),
+    "return_hidden_states": (is_one_of(False), "a reply is text"),
     "prompt_logprobs": (
         is_one_of(False),
         "send echo and logprobs to /v1/completions, whose reply then has the prompt's log probabilities",
@@ -171,6 +187,9 @@ REFUSED: Refusals = {
 }
 
 
+_FOR_STREAMS = ("stream_options", "return_progress")
+
+
 class StreamOptions(Lenient):
     """What to add to a stream."""
 
@@ -178,7 +197,7 @@ class StreamOptions(Lenient):
     continuous_usage_stats: bool | None = None
 
 
-@accepts(*SAMPLING, "max_tokens", "max_repeated_tokens", "repeat_penalty")
+@accepts(*SAMPLING, "max_tokens", "max_repeated_tokens", "repeat_penalty", "n_predict")
 class GenerationBody(Body):
     """What both kinds of request for generated text share."""
 
@@ -197,6 +216,12 @@ class GenerationBody(Body):
         tuple[tuple[int, float], ...],
         BeforeValidator(as_logit_bias, json_schema_input_type=LogitBiasInput),
     ] = ()
+
+    @property
+    def ignored(self) -> list[str]:
+        """The fields that have no meaning here, or none in a reply that is not streamed."""
+        sent = () if self.stream else (name for name in _FOR_STREAMS if getattr(self, name))
+        return [*sent, *super().ignored]
 
     @property
     def num_choices(self) -> int:

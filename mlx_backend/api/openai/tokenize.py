@@ -57,7 +57,6 @@ class TokenizedText(Body):
 class TokenizedChat(ChatBody):
     """A chat request of which only the prompt is built."""
 
-    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
     def prompt_tokens(self, service: Service, written: Mapping[str, Any]) -> Sequence[int]:
@@ -107,14 +106,7 @@ class Tokenize(OpenAIProtocol):
         if sent == ["prompt"]:
             _check_prompt(body["prompt"])
             return TokenizedText.parse(body)
-        chat = TokenizedChat.parse(body)
-        if chat.add_special_tokens:
-            raise refuse(
-                "add_special_tokens = true is not supported for messages: the chat template writes them.",
-                "add_special_tokens",
-                "unsupported_value",
-            )
-        return chat
+        return TokenizedChat.parse(body)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from mlx_backend.engine.mlx.sampling import RequestSampler, text_token_mask
 from mlx_backend.engine.mlx.sequences import DecodingSequence
 from mlx_backend.engine.mlx.vision.prompt_images import PromptImages, check_images
 from mlx_backend.engine.mlx.vision.tower import support_of
-from mlx_backend.errors import EngineError, EngineRefused
+from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED, EngineError, EngineRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Sequence
@@ -181,7 +181,9 @@ class MLXBatch:
         if window is not None and length > window:
             raise EngineRefused(
                 f"The prompt has {length} tokens, and --max-kv-size keeps {window}: only a reply may go beyond them. "
-                "Shorten the prompt, or start the server with a larger --max-kv-size."
+                "Shorten the prompt, or start the server with a larger --max-kv-size: now a prompt's maximum context "
+                f"length is {window} tokens.",
+                code=CONTEXT_LENGTH_EXCEEDED,
             )
         tokens, images = self._needed_memory(request)
         subject = f"{length} tokens of prompt and {tokens - length} of reply"

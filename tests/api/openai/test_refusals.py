@@ -57,6 +57,21 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"n": 2, "best_of": 3}, "best_of", "best_of = 3"),
     ({"prompt_logprobs": 1}, "prompt_logprobs", "send echo and logprobs to /v1/completions"),
     ({"echo": True}, "echo", "only /v1/completions"),
+    ({"add_special_tokens": True}, "add_special_tokens", "the chat template writes them"),
+    (
+        {"add_generation_prompt": True, "continue_final_message": True},
+        "continue_final_message",
+        "send one of them",
+    ),
+    ({"truncate_prompt_tokens": 100}, "truncate_prompt_tokens", "never cut"),
+    ({"allowed_token_ids": [1]}, "allowed_token_ids", "logit_bias"),
+    ({"include_stop_str_in_output": True}, "include_stop_str_in_output", "before its stop string"),
+    ({"documents": [{"text": "Paris"}]}, "documents", "into a message"),
+    ({"lora_path": "poet"}, "lora_path", "adapters"),
+    ({"return_token_ids": True}, "return_token_ids", "/v1/tokenize"),
+    ({"n_predict": 0}, "n_predict", "greater than 0"),
+    ({"messages": [{"role": "user", "content": 123}]}, "messages[0].content", "list of parts; got 123"),
+    ({"messages": [USER, {"role": "system", "content": True}]}, "messages[1].content", "got true"),
     ({"suffix": "b"}, "suffix", "only /v1/completions"),
     ({"n": "two"}, "n", '"two"'),
     ({"response_format": {"type": "xml"}}, "response_format", "json_object"),
@@ -249,6 +264,31 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(client: C
     assert error["max_model_len"] == 4096
     assert f"{error['prompt_tokens']} tokens" in error["message"]
     assert error["prompt_tokens"] > 4096
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "word " * 4096}]}),
+        (CHAT, {"messages": [{"role": "user", "content": "word " * 400_000}]}),
+        (CHAT, {"messages": [USER] * 5000}),
+        ("/v1/completions", {"prompt": "word " * 4096}),
+        ("/v1/completions", {"prompt": ["a", [5] * 4096]}),
+    ],
+    ids=["tokens", "characters", "messages", "a text", "token ids"],
+)
+def test_agents_find_the_words_by_which_they_know_that_a_prompt_is_too_long(
+    path: str, body: dict[str, Any]
+) -> None:
+    with ScriptedEngine([], context_length=4096) as engine:
+        error = refused(Client(App(SingleModelRegistry(Service(engine)), Settings())), path, body)
+    assert error["code"] == "context_length_exceeded"
+    for words in (
+        "This model's maximum context length is 4096 tokens. However, ",
+        "Please reduce the length of the ",
+        f"{error['prompt_tokens']} tokens",
+    ):
+        assert words in error["message"]
 
 
 def test_an_unknown_adapter_is_reported_under_the_requests_own_field(client: Client) -> None:
