@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, get_args, is_typeddict
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -155,7 +155,19 @@ class Body(Lenient):
     def ignored(self) -> list[str]:
         """The fields that were sent and have no meaning here."""
         known = self.read_elsewhere.keys() | self.refused.keys()
-        return [name for name in self.unknown if name not in known]
+        inner = (
+            f"{name}.{key}"
+            for name, kind in self.read_elsewhere.items()
+            if isinstance(value := getattr(self, name, None), dict)
+            for key in value.keys() - _keys_of(kind)
+            if value[key] is not None
+        )
+        return [*(name for name in self.unknown if name not in known), *sorted(inner)]
+
+
+def _keys_of(kind: Any) -> set[str]:
+    """Return the keys of an object's type, or of those in a union."""
+    return {key for each in (kind, *get_args(kind)) if is_typeddict(each) for key in each.__annotations__}
 
 
 def with_extra_body(body: Any) -> Any:

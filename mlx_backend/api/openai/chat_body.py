@@ -24,6 +24,7 @@ from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai.base import Lenient, Refusals, is_empty, is_one_of
 from mlx_backend.api.openai.generation_body import REFUSED, GenerationBody, accepts, as_whole, names_of
 from mlx_backend.api.openai.objects import (
+    EFFORT_FIELDS,
     DescribedAs,
     Messages,
     ResponseFormatInput,
@@ -264,8 +265,7 @@ class ChatBody(GenerationBody):
         "add_special_tokens": (is_one_of(False), "the chat template writes them"),
         "suffix": (is_one_of(""), "only /v1/completions fills in text before a suffix"),
     }
-    # Which replies are one user's is looked up in the request too.
-    read_elsewhere: ClassVar[dict[str, Any]] = {**GenerationBody.read_elsewhere, "user": str | None}
+    read_elsewhere: ClassVar[dict[str, Any]] = EFFORT_FIELDS
 
     messages: Annotated[list[Any], DescribedAs(Messages)]
     tools: list[Tool] | None = None
@@ -285,6 +285,9 @@ class ChatBody(GenerationBody):
     structured_outputs: StructuredOutputs | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    output_config: dict[str, Any] | None = None
+    user: str | None = None
     chat_template_kwargs: Annotated[
         dict[str, Any],
         BeforeValidator(as_template_kwargs, json_schema_input_type=dict[str, Any] | str | None),
@@ -349,6 +352,8 @@ class ChatBody(GenerationBody):
         excluded = isinstance(reasoning, dict) and reasoning.get("exclude") is True
         if excluded or self.include_reasoning is False:
             return ReasoningFormat.HIDDEN
+        if self.separate_reasoning is False:  # as in SGLang
+            default = ReasoningFormat.THINK
         return self.setting("reasoning_format") or default
 
     def request(self, written: Mapping[str, Any], reasoning_format: ReasoningFormat) -> ChatRequest:

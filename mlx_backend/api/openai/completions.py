@@ -48,6 +48,7 @@ class CompletionBody(GenerationBody):
         **REFUSED,
         "response_format": (is_one_of({"type": "text"}), _NO_FORMAT),
         **dict.fromkeys(_FORMATS, (is_empty, _NO_FORMAT)),
+        "prompt_embeds": (is_empty, "send the text, or its tokens"),
     }
 
     prompt: Annotated[Any, DescribedAs(Prompts)]

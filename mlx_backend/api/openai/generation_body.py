@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai.base import Body, Lenient, Refusals, is_empty, is_one_of
-from mlx_backend.api.openai.objects import EFFORT_FIELDS, LogitBiasInput, StopInput
+from mlx_backend.api.openai.objects import LogitBiasInput, StopInput
 from mlx_backend.chat.request import UNLIMITED
 from mlx_backend.declaration import declared
 from mlx_backend.settings import SAMPLING, ReasoningFormat, ReplySettings
@@ -202,7 +202,6 @@ class GenerationBody(Body):
     """What both kinds of request for generated text share."""
 
     refused: ClassVar[Refusals] = REFUSED
-    read_elsewhere: ClassVar[dict[str, Any]] = EFFORT_FIELDS
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None

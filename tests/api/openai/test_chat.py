@@ -205,6 +205,16 @@ def test_what_clients_send_out_of_habit_is_accepted_and_named_as_ignored(
     }
     response = answered(client, **habits)
     assert response.headers["x-mlx-backend-ignored"] == "mirostat, use_mmap, bad??name"
+    for fields, named in (
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, "reasoning.summary"),
+        ({"thinking": {"type": "enabled", "display": "full"}}, "thinking.display"),
+        ({"output_config": {"effort": "low", "format": {}}}, "output_config.format"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"return_progress": True, "verbosity": "low"}, "return_progress, verbosity"),
+    ):
+        assert answered(client, **fields).headers["x-mlx-backend-ignored"] == named
+    with_options = {"messages": [USER], "stream": True, "stream_options": {"every": 5, "include_usage": True}}
+    assert client.post(CHAT, json=with_options).headers["x-mlx-backend-ignored"] == "stream_options.every"
     assert any("ignored=mirostat" in record.getMessage() for record in caplog.records)
 
 

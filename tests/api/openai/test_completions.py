@@ -10,7 +10,7 @@ import pytest
 from engine_models import write_mamba
 from engine_requests import engine_and_batch
 from running_server import RunningServer, running
-from scripted_engine import ScriptedEngine, Transcript
+from scripted_engine import ScriptedEngine, ScriptedTokenizer, Transcript
 from scripted_server import ANSWER, client_of
 
 from mlx_backend.chat.request import CompletionRequest
@@ -20,7 +20,7 @@ from mlx_backend.engine.mlx import load_engine
 from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from werkzeug.test import Client
@@ -291,3 +291,30 @@ def test_a_stream_says_what_was_used_so_far_and_how_far_prefill_is_if_asked_for(
             assert each["time_ms"] >= 0
         plain = events_of(server, path, max_tokens=6, **fields)
         assert not any("usage" in chunk or "prompt_progress" in chunk for chunk in plain)
+
+
+def test_what_has_no_meaning_for_a_bare_text_is_named(client: Client) -> None:
+    asked = {"prompt": "a", "reasoning_effort": "low", "think": True, "tools": []}
+    response = client.post("/v1/completions", json=asked)
+    assert response.headers["x-mlx-backend-ignored"] == "reasoning_effort, think, tools"
+
+
+class WithBos(ScriptedTokenizer):
+    """The vocabulary of a model whose prompts begin with a token of their own."""
+
+    @property
+    def bos_tokens(self) -> Sequence[int]:
+        return self.encode("<|startoftext|>", control_tokens=True)
+
+
+def test_a_text_begins_with_the_bos_token_once_unless_it_is_not_wanted() -> None:
+    with ScriptedEngine(lambda _: "x", tokenizer=WithBos()) as engine:
+        client = client_of(engine)
+        for fields, prompt in (
+            ({"prompt": "a"}, "<|startoftext|>a"),
+            ({"prompt": "<|startoftext|>a"}, "<|startoftext|>a"),
+            ({"prompt": "a", "add_special_tokens": False}, "a"),
+        ):
+            echoed = {"echo": True, "max_tokens": 0, **fields}
+            text = client.post("/v1/completions", json=echoed).get_json()["choices"][0]["text"]
+            assert (engine.requests[-1].prompt, text) == (prompt, fields["prompt"])
