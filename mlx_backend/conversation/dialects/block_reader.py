@@ -621,6 +621,7 @@ class BlockReader(Reader):
                         break
                     if not call.is_begun:
                         call.is_begun = True
+                        call.opened_by = "".join(self._written)
                         self._commit(call)
                         closers = self._format.reasoning.values()
                         self._expect(
@@ -673,8 +674,10 @@ class BlockReader(Reader):
         elif call.is_begun:
             self._put_out_pieces(call, call.finish())
             if self._in_call:
-                self._close_call(complete=False)
-            self._after_call()
+                call.text.append(closer)
+                self._break_off(call)
+            else:
+                self._after_call()
         elif calls := call.accepted_calls(str(call.text)):
             self._commit(call)
             self._put_out_calls(calls)
@@ -719,6 +722,12 @@ class BlockReader(Reader):
         else:
             self._enter_opening()
 
+    def _break_off(self, call: OpenCall) -> None:
+        """Close a call of which a part was put out, and which may not be run; show what was written for it, too."""
+        self._close_call(complete=False)
+        self._written = [call.opened_by]
+        self._give_up()
+
     def _give_up(self) -> None:
         """Show what was written: no call has come of it."""
         text = "".join([*self._written, str(self._call.text) if self._call is not None else ""])
@@ -758,7 +767,9 @@ class BlockReader(Reader):
                 self._put_out_cut_call(call)
         elif call.has_doubted and (is_stop or call.ends_with_doubted()):
             self._close_after(self._end_at_doubted(call), ended_by)
-        elif is_stop and not call.is_begun:
+        elif is_stop and self._in_call:
+            self._break_off(call)
+        elif is_stop:
             self._give_up()  # it ends within a value: what is there may not be all of it
         else:
             self._put_out_cut_call(call)

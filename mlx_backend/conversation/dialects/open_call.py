@@ -41,7 +41,7 @@ class OpenCall:
 
     __slots__ = (
         *("_decoded", "_doubted", "_has_begun", "_lone", "_span", "_stream", "_tools", "arguments", "block"),
-        *("delta", "doubts", "is_begun", "is_read_whole", "must_be_offered", "text"),
+        *("delta", "doubts", "is_begun", "is_read_whole", "must_be_offered", "opened_by", "text"),
     )
 
     def __init__(self, block: CallBlock, tools: ToolSet, *, must_be_offered: bool) -> None:
@@ -51,6 +51,7 @@ class OpenCall:
         self.arguments = JsonArguments()  # used once they have begun, if they are JSON
         self.delta: Callable[[str], Event] | None = None  # of the arguments
         self.doubts = 0  # markers so far that may be part of a value
+        self.opened_by = ""  # what was written before the text of a call that is begun
         self.is_begun = False  # a call of this text was put out, though it may go on
         self.is_read_whole = False  # no part of it is put out before its end
         self._stream: CallReader | None = None

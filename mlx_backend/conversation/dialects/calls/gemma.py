@@ -133,13 +133,13 @@ class _GemmaStream(CallStream):
             self.begin_call(begins[1])
             yield from self._object(_Place(self.parameters, 0))
             self.end_call()
-            yield from self._skip(_SEPARATORS)
+            yield from self.skip(_SEPARATORS)
 
     # values
 
     def _value(self, place: _Place) -> Reading:
         """Read a value and put it out."""
-        first = yield from self._skip(_BLANKS)
+        first = yield from self.skip(_BLANKS)
         if first == self._delimiter[0] and (yield from self._has(self._delimiter)):
             yield from self._delimited(place)
         elif first in ("{", "[") and types_of(place.schema, self.parameters) != {"string"}:
@@ -165,7 +165,7 @@ class _GemmaStream(CallStream):
         left = property_names(place.schema)
         is_known = bool(left)
         is_first = True
-        while (yield from self._skip(_SEPARATORS)) not in ("", "}", "]"):
+        while (yield from self.skip(_SEPARATORS)) not in ("", "}", "]"):
             key = yield from self._key()
             if key is None:
                 break
@@ -185,7 +185,7 @@ class _GemmaStream(CallStream):
         self.text = self.text[1:]
         items = place.schema.get("items", {})
         is_first = True
-        while (yield from self._skip(_SEPARATORS)) not in ("", "}", "]"):
+        while (yield from self.skip(_SEPARATORS)) not in ("", "}", "]"):
             if not is_first:
                 self.write(", ")
             is_first = False
@@ -230,7 +230,7 @@ class _GemmaStream(CallStream):
         """Read a text in quotation marks. None, and nothing is read: there is no such mark where a value may end."""
         parts = [quote]
         self.text = self.text[1:]
-        while mark := (yield from self._scan(_MARKS[quote], parts.append)):
+        while mark := (yield from self.scan(_MARKS[quote], parts.append)):
             if mark == "\\":
                 if len(self.text) < 2 and not self.is_at_end:
                     yield
@@ -249,7 +249,7 @@ class _GemmaStream(CallStream):
         """Read a text without delimiters."""
         parts: list[str] = []
         open_brackets = 0
-        while mark := (yield from self._scan(_BRACKETS, parts.append)):
+        while mark := (yield from self.scan(_BRACKETS, parts.append)):
             if mark in "{[":
                 open_brackets += 1
             elif mark in "}]" and open_brackets:
@@ -319,31 +319,11 @@ class _GemmaStream(CallStream):
 
     # text
 
-    def _skip(self, blanks: re.Pattern[str]) -> Generator[None, None, str]:
-        """Skip characters; return the next one, "" at the end."""
-        while True:
-            found = blanks.match(self.text)
-            self.text = self.text[found.end() if found else 0 :]
-            if self.text or self.is_at_end:
-                return self.text[:1]
-            yield
-
     def _has(self, word: str) -> Generator[None, None, bool]:
         """Whether the text goes on with a word."""
         while len(self.text) < len(word) and word.startswith(self.text) and not self.is_at_end:
             yield
         return self.text.startswith(word)
-
-    def _scan(self, marks: re.Pattern[str], put: Callable[[str], object]) -> Generator[None, None, str]:
-        """Take the text up to a character; return that, "" at the end."""
-        while True:
-            found = marks.search(self.text)
-            at = found.start() if found else len(self.text)
-            put(self.text[:at])
-            self.text = self.text[at:]
-            if found or self.is_at_end:
-                return self.text[:1]
-            yield
 
     def _find(self, word: str, put: Callable[[str], object]) -> Reading:
         """Take the text up to a word, and skip that."""

@@ -29,11 +29,13 @@ from mlx_backend.conversation.argument_values import (
 from mlx_backend.conversation.dialects.base import Piece
 from mlx_backend.conversation.dialects.calls.base import CallSyntax, DecodedCall, to_json
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
+from mlx_backend.conversation.dialects.calls.stream import ESCAPED, CallStream, StreamedSyntax
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
-    from mlx_backend.conversation.dialects.calls.base import StreamedCall
+    from mlx_backend.conversation.dialects.calls.base import CallReader, StreamedCall
+    from mlx_backend.conversation.dialects.calls.stream import Reading
     from mlx_backend.conversation.tools import ToolSet
 
 MAX_CODE = 2_000_000
@@ -50,8 +52,22 @@ _STRINGS = re.compile(
     re.DOTALL,
 )
 _AFTER_STRING = re.compile(
-    r"\s*(?:[)\]}:#]|\Z|,\s*(?:[\"'\[{(*)\]}\d-]|[A-Za-z_]\w*\s*=|(?i:true|false|none|null)\b))"
+    r"\s*(?:[)\]}:#]|\Z|,\s*(?:[\"'\[{(*)\]}\d-]|[^\W\d]\w*\s*=|(?i:true|false|none|null)\b))"
 )
+_AFTER_BEGUN = re.compile(r"\s*(?:,\s*(?:[^\W\d]\w*\s*)?)?")
+_NEXT_STRING = re.compile(r"\s+[\"']")
+_CALL = re.compile(r"(?:\s*```\w{0,16}\s*\n)?[\s\[\],;]*([A-Za-z_][\w.]*)\s*\(")
+_CALL_BEGUN = re.compile(r"\s*(?:`{1,3}|```\w{0,16}\s*)?[\s\[\],;]*(?:[A-Za-z_][\w.]*\s*)?")
+_WORD = re.compile(r"([^\W\d]\w*)\s*=(?!=)(?=[^=])")
+_WORD_BEGUN = re.compile(r"(?:[^\W\d]\w{0,255}\s*=?)?")
+_BLANKS, _STARS = re.compile(r"\s*"), re.compile(r"\**")
+_STRING_MARKS = {quote: re.compile(rf"[{quote}\\]") for quote in "'\""}
+_EXPRESSION_MARKS = re.compile(r"[\"'()\[\]{},#]")
+_ESCAPED = re.compile(
+    r"\\(?:[^xuUN0-7]|x..|u.{4}|U.{8}|N(?:\{[^}]*\}|[^{])|[0-7]{3}|[0-7]{1,2}(?=[^0-7]))", re.DOTALL
+)
+_MAX_AHEAD = 600
+"""Characters that are looked at to tell what comes."""
 _PADDED = re.compile(r"(?<![\w.'\"])0\d+(?![\w.])")
 _FIRST_CALL = re.compile(r"\s*\[\s*([A-Za-z_][\w.-]{0,255})\s*\(")
 _FENCE = re.compile(r"\A\s*```(?:\w{1,16})?\s*\n?|\n?\s*```\s*\Z")
@@ -59,7 +75,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][\w.]*\Z")
 _OBJECTS = JsonObjects()
 
 
-class PythonicCalls(CallSyntax):
+class PythonicCalls(StreamedSyntax):
     """`in_list` is how it is written; lists, lines and single calls are read."""
 
     def __init__(
@@ -95,8 +111,12 @@ class PythonicCalls(CallSyntax):
         quotes = [match[0] for match in _STRINGS.finditer(body)]
         return bool(quotes) and quotes[-1][0] in "\"'" and not _is_closed(quotes[-1])
 
-    def decode(self, body: str, tools: ToolSet) -> list[DecodedCall]:
-        """Return the calls, all of them or none."""
+    def stream(self, body: str, tools: ToolSet) -> CallReader | None:
+        """Return what reads calls with named texts."""
+        return _PythonStream(tools) if body.lstrip()[:1] not in ("", "{") else None
+
+    def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
+        """Return the calls of any other Python, all of them or none."""
         text = _FENCE.sub("", body).strip()
         if text[:1] == "{" or re.match(r"\[\s*\{", text):
             return _OBJECTS.decode(text, tools)
@@ -105,6 +125,187 @@ class PythonicCalls(CallSyntax):
             return [_decoded(node, tools) for node in nodes]
         except _NoCallError:
             return _shell_calls(text, tools) if self._has_shell_style else []
+
+
+class _PythonStream(CallStream):
+    """Reads calls whose arguments are named, and puts texts out as they come.
+
+    Nothing is put out before the first text: until then, what is unusual is left to Python's own parser, with all of
+    the body. A quotation mark within a text ends it only if an argument may end there.
+    """
+
+    special = f"{ESCAPED}'"
+
+    __slots__ = ("_held",)
+
+    def __init__(self, tools: ToolSet) -> None:
+        super().__init__(tools)
+        self._held: list[tuple[str, list[tuple[str, Any]]]] | None = []  # calls before the first text
+
+    def read(self) -> Reading:
+        """Read calls."""
+        while True:
+            while not (begins := _CALL.match(self.text)):
+                if self.is_at_end or len(self.text) > _MAX_AHEAD or not _CALL_BEGUN.fullmatch(self.text):
+                    return
+                yield
+            if begins[1] == "print":
+                return
+            self.text = self.text[begins.end() :]
+            self.begin_call(_called(begins[1], self.tools))
+            if self._held is not None:
+                self._held.append((self.name, []))
+            if not (yield from self._arguments()):
+                return
+            if self._held is None:
+                self.end_call()
+
+    def _arguments(self) -> Generator[None, None, bool]:
+        """Read arguments up to the closing bracket. Return whether they are what can be read here."""
+        names = property_names(self.parameters)
+        position = 0
+        while (first := (yield from self.skip(_BLANKS))) != ")":
+            while not (word := _WORD.match(self.text)):
+                if self.is_at_end or not _WORD_BEGUN.fullmatch(self.text):
+                    break
+                yield
+            key = ""  # of `**{…}`
+            if word:
+                self.text = self.text[word.end() :]
+                key = offered_property(self.parameters, word[1])
+                first = yield from self.skip(_BLANKS)
+            elif first == "*":
+                yield from self.skip(_STARS)
+            elif position < len(names) and (first in ("'", '"') or self._held is None):
+                key = names[position]
+                position += 1
+            else:
+                return False
+            types = types_of(property_schema(self.parameters, key), self.parameters)
+            if first in ("'", '"') and (not types or "string" in types):
+                if not (yield from self._text(key)):
+                    return False
+            else:
+                source = yield from self._expression()
+                try:
+                    [expression] = _parse(source.strip()).body
+                    value = _value(expression.value) if isinstance(expression, ast.Expr) else None
+                except (_NoCallError, ValueError):
+                    return False
+                if key:
+                    value = {key: value}
+                elif not isinstance(value, dict):
+                    return False
+                for name, item in value.items():
+                    fitted = _fitted(item, property_schema(self.parameters, name), self.parameters)
+                    if self._held is None:
+                        self.put(name, fitted)
+                    else:
+                        self._held[-1][1].append((name, fitted))
+            if (yield from self.skip(_BLANKS)) == ",":
+                self.text = self.text[1:]
+            elif self.text[:1] != ")":
+                return False
+        self.text = self.text[1:]
+        return True
+
+    def _put_held(self) -> None:
+        held, self._held = self._held, None
+        for at, (name, arguments) in enumerate(held or ()):
+            if at:
+                self.end_call()
+            self.begin_call(name)
+            for key, value in arguments:
+                self.put(key, value)
+
+    def _text(self, key: str) -> Generator[None, None, bool]:
+        """Read a string, or several that are written one after the other. Return whether it is closed."""
+        self._put_held()
+        self.open_value(key)
+        self.write('"')
+        while (quote := self.text[:1]) in ("'", '"') and quote:
+            while len(self.text) < 3 and self.text == quote * len(self.text) and not self.is_at_end:
+                yield
+            if self.text.startswith(quote * 3):
+                quote *= 3
+            self.text = self.text[len(quote) :]
+            self.is_plain = True
+            while mark := (yield from self.scan(_STRING_MARKS[quote[0]], self._write_text)):
+                self.is_plain = False
+                if mark == "\\":
+                    yield from self._escape()
+                elif (yield from self._is_closing(quote)):
+                    self.text = self.text[len(quote) :]
+                    break
+                else:
+                    self._write_text(mark)
+                    self.text = self.text[1:]
+                self.is_plain = True
+            self.is_plain = False
+            if not mark:
+                return False
+            yield from self.skip(_BLANKS)
+        self.write('"')
+        return True
+
+    def _write_text(self, text: str) -> None:
+        self.write(to_json(text)[1:-1])
+
+    def _escape(self) -> Reading:
+        while not (found := _ESCAPED.match(self.text)) and not self.is_at_end:
+            if len(self.text) > _MAX_AHEAD:
+                break
+            yield
+        escape = found[0] if found else self.text
+        self.text = self.text[len(escape) :]
+        self._write_text(_unescaped(escape))
+
+    def _is_closing(self, quote: str) -> Generator[None, None, bool]:
+        """Whether the quotation mark that comes next ends its string."""
+        if len(quote) == 3:
+            while len(self.text) < 3 and quote.startswith(self.text) and not self.is_at_end:
+                yield
+            return self.text.startswith(quote)
+        while True:
+            after = self.text[1:]
+            if self.is_at_end or len(after) > _MAX_AHEAD or not _AFTER_BEGUN.fullmatch(after):
+                return _AFTER_STRING.match(after) is not None or _NEXT_STRING.match(after) is not None
+            yield
+
+    def _expression(self) -> Generator[None, None, str]:
+        """Return the source of a value."""
+        parts: list[str] = []
+        depth = 0
+        while mark := (yield from self.scan(_EXPRESSION_MARKS, parts.append)):
+            if (mark in ",)" and not depth) or mark == "#":
+                break
+            if mark in "'\"":
+                yield from self._string_source(parts)
+                continue
+            depth += 1 if mark in "([{" else -1 if mark in ")]}" else 0
+            parts.append(mark)
+            self.text = self.text[1:]
+        return "".join(parts)
+
+    def _string_source(self, parts: list[str]) -> Reading:
+        quote = self.text[0]
+        while len(self.text) < 3 and self.text == quote * len(self.text) and not self.is_at_end:
+            yield
+        quote = quote * 3 if self.text.startswith(quote * 3) else quote
+        parts.append(quote)
+        self.text = self.text[len(quote) :]
+        while mark := (yield from self.scan(_STRING_MARKS[quote[0]], parts.append)):
+            size = 1
+            if mark == "\\":
+                while len(self.text) < 2 and not self.is_at_end:
+                    yield
+                size = 2
+            elif (yield from self._is_closing(quote)):
+                parts.append(quote)
+                self.text = self.text[len(quote) :]
+                return
+            parts.append(self.text[:size])
+            self.text = self.text[size:]
 
 
 class TaggedCalls(CallSyntax):
@@ -129,7 +330,7 @@ class TaggedCalls(CallSyntax):
         """Return the calls; a program is none."""
         if body.lstrip()[:1] == "{":
             return self._objects.decode(body, tools)
-        calls = self._python.decode(body.split("<|")[0], tools)
+        calls = [*self._python.decode(body.split("<|")[0], tools)]
         is_program = any(
             tools.are_known and tools.offered_name(call.name) not in tools.names for call in calls
         )
@@ -239,11 +440,7 @@ def _calls_in(node: ast.expr) -> Iterator[ast.Call]:
 
 
 def _decoded(node: ast.Call, tools: ToolSet) -> DecodedCall:
-    name = _dotted(node.func)
-    if name not in tools.names:
-        name = name.removeprefix("default_api.")  # the namespace that Gemma's guide gives all tools
-    if name not in tools.names and name.endswith(".call"):  # Llama's built-in tools
-        name = name.removesuffix(".call")
+    name = _called(_dotted(node.func), tools)
     parameters = tools.parameters(tools.offered_name(name))
     names = property_names(parameters)
     arguments: dict[str, Any] = {}
@@ -267,6 +464,25 @@ def _decoded(node: ast.Call, tools: ToolSet) -> DecodedCall:
         key: _fitted(value, property_schema(parameters, key), parameters) for key, value in arguments.items()
     }
     return DecodedCall(name, to_json(typed))
+
+
+def _called(name: str, tools: ToolSet) -> str:
+    if name not in tools.names:
+        name = name.removeprefix("default_api.")  # the namespace that Gemma's guide gives all tools
+    if name not in tools.names and name.endswith(".call"):  # Llama's built-in tools
+        name = name.removesuffix(".call")
+    return name
+
+
+def _unescaped(escape: str) -> str:
+    """Return what an escape means in a string; as it is, if it means nothing."""
+    if escape[1:2] in _KNOWN_ESCAPES:
+        try:
+            text = ast.literal_eval(f'"{escape}"')
+        except (SyntaxError, ValueError):
+            return escape
+        return text if isinstance(text, str) else escape
+    return escape
 
 
 def _dotted(node: ast.expr) -> str:

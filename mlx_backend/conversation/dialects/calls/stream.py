@@ -51,10 +51,10 @@ class CallStream(ABC):
 
     __slots__ = (
         "_count",
-        "_is_begun",
         "_out",
         "_run",
         "is_at_end",
+        "is_begun",
         "is_plain",
         "name",
         "parameters",
@@ -69,7 +69,7 @@ class CallStream(ABC):
         self.is_plain = False
         self.name = ""  # of the call that is being read
         self.parameters: Mapping[str, Any] = {}
-        self._is_begun = False  # its name was put out
+        self.is_begun = False  # its name was put out
         self._count = 0  # of its arguments
         self._out: list[CallPiece] = []
         self._run = self.read()
@@ -104,11 +104,31 @@ class CallStream(ABC):
                 return found
             yield
 
+    def skip(self, blanks: re.Pattern[str]) -> Generator[None, None, str]:
+        """Skip characters; return the next one, "" at the end of the body."""
+        while True:
+            found = blanks.match(self.text)
+            self.text = self.text[found.end() if found else 0 :]
+            if self.text or self.is_at_end:
+                return self.text[:1]
+            yield
+
+    def scan(self, marks: re.Pattern[str], put: Callable[[str], object]) -> Generator[None, None, str]:
+        """Return the next of some characters, "" at the end of the body; `put` takes the text before it as it comes."""
+        while True:
+            found = marks.search(self.text)
+            at = found.start() if found else len(self.text)
+            put(self.text[:at])
+            self.text = self.text[at:]
+            if found or self.is_at_end:
+                return self.text[:1]
+            yield
+
     # what `read` puts out
 
     def begin_call(self, name: str) -> None:
         """Begin a call. It is put out with its first argument, or at its end."""
-        self.name, self._is_begun, self._count = name, False, 0
+        self.name, self.is_begun, self._count = name, False, 0
         self.parameters = self.tools.parameters(self.tools.offered_name(name))
 
     def end_call(self, arguments: Mapping[str, Any] | None = None) -> None:
@@ -141,8 +161,8 @@ class CallStream(ABC):
             out.append(json)
 
     def _begin(self) -> None:
-        if not self._is_begun:
-            self._is_begun = True
+        if not self.is_begun:
+            self.is_begun = True
             self._out.append(CallName(self.name))
 
 
