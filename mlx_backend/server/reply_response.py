@@ -198,6 +198,7 @@ class ReplyLog:
             "queue_seconds": round(usage.queue_seconds, 4),
             "first_token_seconds": round(first, 4),
             "finish": self.outcome,
+            "repeated_run": usage.repeated_run,
         }
         self._record.status = self._record.status or (CLIENT_CLOSED_REQUEST if self.outcome == LEFT else 200)
         self._record.end(" ".join(words), fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +190,15 @@ def test_timings_header_and_log_say_why_it_ended(
     assert 128 <= reply["usage"]["completion_tokens"] <= 192
     assert (reply["timings"]["stopped_by"], reply["timings"]["repeated_n"]) == ("repetition", 1)
     assert "finish=length stopped_by=repetition(1)" in caplog.text
+
+
+def test_the_others_in_the_batch_go_on(server: RunningServer, endless: dict[str, Any]) -> None:
+    question = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    alone = server.chat(**question)["choices"]
+    with ThreadPoolExecutor(3) as clients:
+        answers = list(clients.map(lambda body: server.chat(**body), [endless, question, endless]))
+    assert [each["choices"][0]["finish_reason"] for each in answers] == ["length", "stop", "length"]
+    assert answers[1]["choices"] == alone
 
 
 def test_a_stream_says_it_in_its_last_chunk(server: RunningServer, endless: dict[str, Any]) -> None:

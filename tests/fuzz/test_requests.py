@@ -200,6 +200,9 @@ KEYS = st.sampled_from(
             "output_config",
             "reasoning_format",
             "answer_reserve",
+            "max_repeated_tokens",
+            "reasoning_budget",
+            "thinking_budget_message",
         ),
     ]
 )
