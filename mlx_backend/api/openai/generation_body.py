@@ -95,7 +95,7 @@ _TYPES: dict[str, Any] = {
     "top_k": Annotated[int, Field(ge=-1), BeforeValidator(as_whole)],
     "seed": Annotated[int, Field(ge=-(2**63), lt=2**64), BeforeValidator(as_whole)],
     "thinking_budget": Annotated[int, Field(ge=UNLIMITED), BeforeValidator(as_whole)],
-    "thinking_budget_message": Annotated[str, Field(max_length=4096)],
+    "thinking_budget_message": Annotated[str, Field(max_length=1000)],
     "reasoning_format": Annotated[
         Any, BeforeValidator(as_reasoning_format, json_schema_input_type=ReasoningFormat)
     ],
