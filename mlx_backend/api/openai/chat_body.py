@@ -421,16 +421,26 @@ def _check_contents(messages: Sequence[Any]) -> None:
         raise refuse(sentence, where, "unsupported_content")
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
-        # A tool's result may be any JSON value.
-        if isinstance(content, bool | int | float) and message.get("role") not in ("tool", "function"):
-            raise refuse(
-                f"messages[{i}].content: must be a text or a list of parts; got {excerpt(content)}.",
-                f"messages[{i}].content",
-            )
+        where = f"messages[{i}].content"
+        # Where a tool's result is no text, it is shown as JSON.
+        is_result = isinstance(message, dict) and message.get("role") in ("tool", "function")
+        if not (is_result or isinstance(content, list) or _has_text(content)):
+            raise refuse(f"{where}: must be a text or a list of parts; got {excerpt(content)}.", where)
         for j, part in enumerate(content if isinstance(content, list) else ()):
             part_type = part.get("type", "text") if isinstance(part, dict) else "text"
             if part_type not in _TAKEN_PARTS:
-                raise refuse(_cannot_use(part_type), f"messages[{i}].content[{j}]", "unsupported_content")
+                raise refuse(_cannot_use(part_type), f"{where}[{j}]", "unsupported_content")
+            if part_type in _TEXT_PARTS and not (is_result or _has_text(part)):
+                text = f"{where}[{j}]: must be a part with a text; got {excerpt(part)}. {_TEXT_FORM}"
+                raise refuse(text, f"{where}[{j}]")
+
+
+def _has_text(value: Any) -> bool:
+    return (
+        value is None
+        or isinstance(value, str)
+        or (isinstance(value, dict) and isinstance(value.get("text"), str))
+    )
 
 
 def _cannot_use(part_type: Any) -> str:
@@ -453,7 +463,10 @@ _MEDIA = {
 }
 """The types of parts that clients send: what the model cannot do, what to remove, and what to choose instead."""
 
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_TEXT_FORM = 'Write it as {"type": "text", "text": "…"}.'
 _TAKEN_PARTS = (
-    *("text", "input_text", "output_text", "refusal", "thinking", "reasoning", "reasoning_content"),
+    *_TEXT_PARTS,
+    *("refusal", "thinking", "reasoning", "reasoning_content"),
     *PART_TYPES,
 )

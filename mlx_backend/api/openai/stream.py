@@ -170,13 +170,14 @@ class TextLogprobs:
         columns: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token, logprobs in tokens:
             data = self._bytes_of(token)
-            text, chosen, top = _shown(data), None, None
+            text = _shown(data)
+            chosen: float | None = None
+            top: dict[str, float] | None = None
             if logprobs is not None:
                 chosen = max(logprobs.chosen, MIN_LOGPROB)
-                others = {
-                    _shown(self._bytes_of(other)): max(value, MIN_LOGPROB) for other, value in logprobs.top
-                }
-                top = {text: chosen, **others}
+                top = {text: chosen}
+                for other, value in logprobs.top:  # some tokens spell the same: the likeliest counts
+                    top.setdefault(_shown(self._bytes_of(other)), max(value, MIN_LOGPROB))
             columns["tokens"].append(text)
             columns["token_logprobs"].append(chosen)
             columns["top_logprobs"].append(top)
