@@ -37,14 +37,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_HARMLESS: Final = re.compile(
-    r"_?name_or_path|.*(dropout|_token_id|_token_index|_coef|_loss|_loss_\w+|initializer_range|_drop|_pdrop)"
-    r"|(bos|eos|pad|sep|unk|cls|image|video|audio|vision|boi|eoi|boa|eoa)_\w+|quanti[sz]ation\w*|auto_map|model_file"
-    r"|id2label|label2id|architectures|model_type|(torch_)?dtype|transformers\w*|use_cache|tokenizer_\w+|rms_norm|unsloth\w*"
-    r"|output_(attentions|hidden_states|router_logits)|return_dict|problem_type|chunk_size_feed_forward"
-    r"|is_encoder_decoder|is_decoder|pretraining_tp|(vision|audio|text)_config|max_position_embeddings|vocab_size"
+_OF_TRAINING: Final = re.compile(
+    r"_.*|.*(dropout|_pdrop|_coef|_loss\w*|aux\w*|jitter\w*|initializer_range|init_std|_token_id|_token_index)|use_cache"
+    r"|pretraining_tp|vocab_size|max_position_embeddings|(text|vision|audio)_config|quantization_config|(use_)?mtp\w*"
+    r"|num_(nextn_predict|mtp)\w*|cache_implementation|time_step_\w+|architectures|model_type|bos\w*|eos\w*|pad\w*"
 )
-"""Names that say nothing of how a trained network computes a text's next token."""
+"""Names of settings that do not change which token a trained network finds next."""
+_TELLING: Final = re.compile(
+    r"hidden_act(ivation)?|activation_function|\w*softcap\w*|logits?_scal(e|ing)|\w+_multiplier|query_pre_attn_scalar"
+    r"|sliding_window|use_qk_norm|qk_layernorm|clip_qkv|alibi|no_rope_layers|use_bidirectional_attention|scale_(emb|depth)"
+    r"|routed_scaling_factor|norm_topk_prob"
+)
+_TELLING_ROTATION: Final = re.compile(
+    r"rope_(theta|scaling|local_\w+)|partial_rotary_factor|rotary_(pct|dim|emb_base)"
+)
+"""Names that change it, in any architecture that has them."""
+_ACTIVATIONS: Final = {
+    **dict.fromkeys(("silu", "swish"), frozenset(["silu", "swiglu"])),
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), frozenset(["gelu_approx", "geglu"])),
+}
+"""What mlx-lm calls an activation, by the name in a configuration."""
 _MAX_VALUE: Final = 40
 """Characters of a value that is shown in the log."""
 _OLD_LAYER_TYPES: Final = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -190,23 +202,25 @@ def _ignored(config: Mapping[str, Any], network: Any) -> Iterator[str]:
     modules = {each.__module__ for each in classes if not each.__module__.startswith("mlx.")}
     known = {word for name in modules for word in re.findall(r"\w+", _source(sys.modules[name]))}
     for given in (config, config.get("text_config") or {}):
+        model_type = str(given.get("model_type"))
         rest = _completed(
             {name: value for name, value in given.items() if name in known or name == "model_type"}
         )
-        aliases = _aliases(str(given.get("model_type")))
-        same = [*SAME_SETTING, *({old, new} for old, new in aliases.items())]
+        # In transformers a rotation counts if the architecture has one.
+        telling = [_TELLING, _TELLING_ROTATION] if not rest or "rope_theta" in rest else [_TELLING]
+        same = [*SAME_SETTING, *({old, new} for old, new in _aliases(model_type).items())]
         for name, value in with_old_names(given).items():
             others = {each for names in same if name in names for each in names} or {name}
             if (
-                _HARMLESS.fullmatch(name)
-                or not known.isdisjoint(others)
-                or value == rest.get(name)
-                or says_nothing(name, value, given)
-                or (isinstance(value, str) and not known.isdisjoint({value, value.replace("silu", "swiglu")}))
+                (name in rest or any(each.fullmatch(name) for each in telling))
+                and not _OF_TRAINING.fullmatch(name)
+                and known.isdisjoint(others)
+                and value != rest.get(name)
+                and not says_nothing(name, value, given)
+                and not (isinstance(value, str) and known & _ACTIVATIONS.get(value, {value}))
             ):
-                continue
-            shown = repr(value)
-            yield f"{name} ({shown if len(shown) <= _MAX_VALUE else shown[:_MAX_VALUE] + '…'})"
+                shown = repr(value)
+                yield f"{name} ({shown if len(shown) <= _MAX_VALUE else shown[:_MAX_VALUE] + '…'})"
 
 
 @cache

@@ -90,6 +90,11 @@ def models_below(root: Path, changes: ChangeDetector) -> Iterator[tuple[str, Pat
     The third is why it cannot be served, "" for a model that can. Links are followed, but not to where they are.
     """
     for child in _subfolders(root, changes):
+        if child.name.startswith("models--") and (snapshot := _current_snapshot(child, changes)) is not None:
+            name = child.name.removeprefix("models--").replace("--", "/")  # as a cache of Hugging Face has it
+            if (problem := _looked_at(snapshot, name, changes)) is not None:
+                yield name, snapshot, problem
+            continue
         problem = _looked_at(child, child.name, changes)
         if problem is not None:
             yield child.name, child, problem
@@ -109,39 +114,39 @@ def _looked_at(folder: Path, name: str, changes: ChangeDetector) -> str | None:
         return None
 
 
-def models_in_hugging_face_cache(changes: ChangeDetector) -> Iterator[str]:
-    """Yield the repositories whose current snapshot is a complete model."""
+def models_in_hugging_face_cache(changes: ChangeDetector) -> Iterator[tuple[str, str]]:
+    """Yield the repositories whose current snapshot holds something of a model; and why it cannot be served, or ""."""
     for folder in _subfolders(_hugging_face_cache(), changes):
         kind, _, repository = folder.name.partition("--")
         if kind == "models" and repository.count("--") == 1:
             name = repository.replace("--", "/")
-            if cached_snapshot(name, changes) is not None:
-                yield name
+            snapshot = _current_snapshot(folder, changes)
+            if snapshot is not None and (problem := _looked_at(snapshot, name, changes)) is not None:
+                yield name, problem
 
 
 def cached_snapshot(repository: str, changes: ChangeDetector | None = None) -> Path | None:
     """Return the folder of a repository in the Hugging Face cache, if it is there and complete."""
     changes = changes or ChangeDetector()
-    folder = _hugging_face_cache() / f"models--{repository.replace('/', '--')}"
-    revision = folder / "refs" / "main"
-    for path in (folder, revision):
+    snapshot = _current_snapshot(_hugging_face_cache() / f"models--{repository.replace('/', '--')}", changes)
+    return snapshot if snapshot is not None and _looked_at(snapshot, repository, changes) == "" else None
+
+
+def _current_snapshot(repository: Path, changes: ChangeDetector) -> Path | None:
+    """Return where a repository's folder in a cache of Hugging Face has its current files; None if it does not say."""
+    revision = repository / "refs" / "main"
+    for path in (repository, revision):
         changes.add(path)
     try:
         commit = revision.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return None
-    snapshot = folder / "snapshots" / commit
-    return snapshot if commit.isalnum() and holds_model(snapshot, changes) else None
+    return repository / "snapshots" / commit if commit.isalnum() else None
 
 
-def holds_model(folder: Path, changes: ChangeDetector | None = None) -> bool:
+def holds_model(folder: Path) -> bool:
     """Whether a folder holds a model that can be served: a configuration for one, and all the weights."""
-    if changes is not None:
-        changes.add(folder)
-    try:
-        return problem_of(folder, folder.name) == ""
-    except OSError:
-        return False
+    return _looked_at(folder, folder.name, ChangeDetector()) == ""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -222,6 +227,15 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     return config
 
 
+def read_model(folder: Path, name: str) -> dict[str, Any]:
+    """Read the config.json of a folder whose weights are about to be loaded. Raises EngineError if they cannot be."""
+    config = read_config(folder, name)
+    check_weights(name, [file.name for file in folder.iterdir()], config, str(folder))
+    _check_complete(name, folder)
+    _check_headers(name, folder)
+    return config
+
+
 def problem_of(folder: Path, name: str) -> str | None:
     """Say why a folder cannot be served, "" if it can; None for one that holds nothing of a model."""
     names = [file.name for file in folder.iterdir()]
@@ -234,7 +248,7 @@ def problem_of(folder: Path, name: str) -> str | None:
         if reason := why_not_served(name, config, names):
             return reason
         check_weights(name, names, config, str(folder))
-        check_complete(name, folder)
+        _check_complete(name, folder)
     except EngineError as error:
         return str(error)
     return ""
@@ -309,7 +323,7 @@ def check_weights(name: str, names: Collection[str], config: Mapping[str, Any], 
     )
 
 
-def check_complete(name: str, folder: Path) -> None:
+def _check_complete(name: str, folder: Path) -> None:
     """Raise EngineError unless all files of the weights are there."""
     if weight_files(folder):
         return
@@ -333,7 +347,7 @@ def check_complete(name: str, folder: Path) -> None:
     )
 
 
-def check_headers(name: str, folder: Path) -> None:
+def _check_headers(name: str, folder: Path) -> None:
     """Raise EngineError if a file of the weights is not what its name says, or is cut short."""
     for file in weight_files(folder):
         size = file.stat().st_size
@@ -442,7 +456,15 @@ def _subfolders(folder: Path, changes: ChangeDetector) -> list[Path]:
     except (OSError, RuntimeError):
         return []
     found = [folder / name for name in sorted(names, key=str.casefold)]
-    return [each for each in found if each.is_dir() and not real.is_relative_to(each.resolve())]
+    return [each for each in found if _leads_down(each, real)]
+
+
+def _leads_down(path: Path, above: Path) -> bool:
+    """Whether a path is a folder, and not by a link to where `above` lies in."""
+    try:
+        return path.is_dir() and not above.is_relative_to(path.resolve())
+    except (OSError, RuntimeError):  # what may not be looked at, or leads in a circle
+        return False
 
 
 def _hugging_face_cache() -> Path:

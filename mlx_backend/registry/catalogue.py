@@ -231,8 +231,10 @@ class Catalogue:
                 else:
                     self._add_folder(name, folder.resolve(), listing)
         if self._hugging_face_cache:
-            for repository in models_in_hugging_face_cache(listing.changes):
-                if repository not in listing.sources:
+            for repository, problem in models_in_hugging_face_cache(listing.changes):
+                if problem and not self._allow_download:  # which may complete it, or says why not
+                    listing.unserved[repository] = problem
+                elif not problem and repository not in listing.sources:
                     listing.add(replace(self._others, name=repository, source=repository))
         return listing
 

@@ -49,12 +49,14 @@ def old_form(name: str) -> dict[str, Any]:
             for key, value in config.items()
         }
 
-    return json.loads(json.dumps(unusual(config_of(name))))
+    found: dict[str, Any] = json.loads(json.dumps(unusual(config_of(name))))
+    return found
 
 
 def as_transformers_5_writes_it(config: dict[str, Any]) -> dict[str, Any]:
     made = CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(config))
-    return json.loads(json.dumps(made.to_dict(), default=str))
+    found: dict[str, Any] = json.loads(json.dumps(made.to_dict(), default=str))
+    return found
 
 
 def completed(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def completed(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def logits(config: dict[str, Any]) -> mx.array:
+def logits(config: dict[str, Any]) -> Any:
     """What a network with random weights makes of a few tokens; the weights are the same ones every time."""
     module = import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(1)
@@ -94,6 +96,31 @@ def with_config(folder: Path, change: dict[str, Any]) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("gpt_oss", {"initial_context_length": 4096, "experts_per_token": 4, "swiglu_limit": 7.0}),
+        (
+            "deepseek_v3",
+            {"ep_size": 1, "seq_aux": True, "aux_loss_alpha": 0.001, "num_nextn_predict_layers": 1},
+        ),
+        (
+            "cohere2",
+            {"layer_switch": 4, "order_of_interleaved_layers": "local_attn_first", "rotary_pct": 1.0},
+        ),
+        ("gemma2", {"hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid"}),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 131_072, "max_window_layers": 28}),
+        ("hunyuan_v1_dense", {"norm_type": "rms", "pool_type": "last", "use_rotary_pos_emb": True}),
+        ("bailing_moe", {"router_dtype": "fp32", "max_window_layers": 28, "output_dropout": 0.1}),
+    ],
+)
+def test_of_what_makers_write_beyond_that_nothing_is_said(
+    name: str, change: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_network(with_config(write(tmp_path / "model", name), change))
+    assert [record for record in caplog.records if record.name.startswith("mlx_backend")] == []
+
+
 def test_layers_of_each_type_get_their_own_rotation(tmp_path: Path) -> None:
     folder = write(
         tmp_path / "gemma3", "gemma3_text", sizes={"rope_theta": 54_321.0, "rope_local_base_freq": 1_234.0}
@@ -101,7 +128,10 @@ def test_layers_of_each_type_get_their_own_rotation(tmp_path: Path) -> None:
     tokens = mx.array([[1, 5, 9, 77, 3] * 8])
     before = load_network(folder)[0](tokens)
     scaled = {"rope_type": "linear", "factor": 4}
-    rope = {"full_attention": {"rope_theta": 54_321.0}, "sliding_attention": {"rope_theta": 1_234.0}}
+    rope: dict[str, dict[str, Any]] = {
+        "full_attention": {"rope_theta": 54_321.0},
+        "sliding_attention": {"rope_theta": 1_234.0},
+    }
     with_config(folder, {"rope_theta": ..., "rope_local_base_freq": ..., "rope_parameters": rope})
     assert mx.array_equal(load_network(folder)[0](tokens), before)
     rope["full_attention"] |= scaled

@@ -132,6 +132,28 @@ def test_what_cannot_be_served_is_not_listed_and_says_why_once(
     assert "is in GGUF" in refusal(catalogue, "quantised")
 
 
+def test_a_cache_of_hugging_face_is_a_folder_of_models_too(cache: Path) -> None:
+    put_snapshot("maker/whole")
+    put_snapshot("maker/part", ["model-00001-of-00002.safetensors"])
+    catalogue = Catalogue([], models_dirs=[cache])
+    assert names(catalogue) == ["maker/whole"]
+    assert "The weights of 'maker/part' are not complete: of 2 files 1 are there." in refusal(
+        catalogue, "maker/part"
+    )
+
+
+@pytest.mark.parametrize("may_download", [True, False])
+def test_of_what_is_cached_but_cannot_be_served_the_reason_is_told(may_download: bool, cache: Path) -> None:
+    folder = put_snapshot("maker/ear")
+    (folder / "config.json").resolve().write_text('{"model_type": "whisper"}')
+    catalogue = Catalogue([], hugging_face_cache=True, allow_download=may_download)
+    assert names(catalogue) == []
+    if may_download:
+        assert catalogue.may_download(catalogue.find("maker/ear")), "what there is now may be another version"
+    else:
+        assert "it is a model for speech or sound (whisper)" in refusal(catalogue, "maker/ear")
+
+
 def test_a_model_with_pytorchs_own_weights_alone_is_not_listed(root: Path) -> None:
     (root / "small" / "model.safetensors").rename(root / "small" / "pytorch_model.bin")
     (root / "small" / "config.json").write_text('{"model_type": "xlm-roberta"}')

@@ -20,15 +20,7 @@ from mlx_backend.embedding.mlx.modernbert import ModernBert
 from mlx_backend.errors import EngineError
 from mlx_backend.models.download import find_folder
 from mlx_backend.models.files import ENCODERS, read_json_or_empty
-from mlx_backend.models.folders import (
-    WEIGHTS,
-    check_complete,
-    check_headers,
-    check_weights,
-    explain_load_errors,
-    read_config,
-    weight_files,
-)
+from mlx_backend.models.folders import WEIGHTS, explain_load_errors, read_model, weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -79,12 +71,9 @@ def load_embedding_model(
     """
     keep_compiled_kernels()
     folder, name = find_folder(source, allow_download=options.allow_download)
-    config = read_config(folder, name)
+    config = read_model(folder, name)
     is_encoder = config["model_type"] in _NETWORKS
     _check_supported(name, config, rerank=rerank)
-    check_weights(name, [file.name for file in folder.iterdir()], config, str(folder))
-    check_complete(name, folder)
-    check_headers(name, folder)
     is_causal = config["model_type"] not in ENCODERS and not _is_bidirectional(config)
     embedding = embedding_config(folder, name, options, causal=is_causal)
     network: Any

@@ -25,13 +25,7 @@ from mlx_backend.models import files as model_files
 from mlx_backend.models import templates
 from mlx_backend.models.download import find_folder
 from mlx_backend.models.engine_options import EngineOptions
-from mlx_backend.models.folders import (
-    check_complete,
-    check_headers,
-    check_weights,
-    explain_load_errors,
-    read_config,
-)
+from mlx_backend.models.folders import explain_load_errors, read_config, read_model
 from mlx_backend.models.templates import TemplateOverrun
 
 if TYPE_CHECKING:
@@ -138,10 +132,7 @@ def load_model(
     """
     keep_compiled_kernels()
     folder, name = find_folder(str(model), allow_download=options.allow_download)
-    config = read_config(folder, name)
-    check_weights(name, [file.name for file in folder.iterdir()], config, str(folder))
-    check_complete(name, folder)
-    check_headers(name, folder)
+    config = read_model(folder, name)
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise EngineError(f"{name!r} has no tokenizer: there is no tokenizer.json in {folder}.")
     with explain_load_errors(name):
@@ -241,7 +232,7 @@ def load_draft(
 ) -> DraftNetwork:
     """Load a smaller model that drafts for `model`: one with the same vocabulary, whose caches can be rewound."""
     folder, name = find_folder(draft, allow_download=options.allow_download)
-    read_config(folder, name)
+    read_model(folder, name)
     with explain_load_errors(name):
         network, config = load_network(folder, trust_remote_code=options.trust_remote_code)
         wrapper = _load_wrapper(folder, config, replace(options, chat_template=None))

@@ -66,9 +66,8 @@ def weights(**changes: Any) -> Change:
     """Other weights under some names; None leaves one out."""
 
     def change(folder: Path) -> None:
-        loaded = dict(mx.load(str(folder / WEIGHTS))) | {
-            key.replace("__", "."): each for key, each in changes.items()
-        }
+        loaded: Any = mx.load(str(folder / WEIGHTS))
+        loaded |= {key.replace("__", "."): each for key, each in changes.items()}
         mx.eval(loaded)
         mx.save_safetensors(
             str(folder / WEIGHTS), {key: each for key, each in loaded.items() if each is not None}
