@@ -113,6 +113,11 @@ class BlockFormat:
             }
         )
 
+    @cached_property
+    def between_calls(self) -> frozenset[str]:
+        """What means nothing after a call: a closer written twice, and what means nothing anywhere."""
+        return self.noise.union(*(block.closers for block in self.blocks if not block.is_text))
+
     def suffixed_markers(self, control: Set[str]) -> dict[str, str]:
         """Return the markers that have a suffix, a known one or one of these control tokens', with those they mean."""
         if not self.suffixes:

@@ -527,7 +527,10 @@ class BlockReader(Reader):
     def _enter_section(self, section: CallSection) -> None:
         self._section = section
         self.delta = None
-        self._expect(_BlockState.SECTION, [*self._openers, *section.closers, *self._reasoning_closers])
+        self._expect(
+            _BlockState.SECTION,
+            [*self._openers, *section.closers, *self._reasoning_closers, *self._format.between_calls],
+        )
 
     @property
     def _reasoning_closers(self) -> Iterable[str]:
@@ -558,6 +561,8 @@ class BlockReader(Reader):
                 self._give_up()
         elif marker in self._blocks:
             self._begin_call(self._blocks[marker])
+        elif self._has_calls and marker in self._format.between_calls:
+            pass
         elif marker in self._sections:  # written twice
             if not self._has_calls:
                 self._written.append(marker)

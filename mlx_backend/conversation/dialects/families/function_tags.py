@@ -6,6 +6,7 @@ import re
 
 from mlx_backend.conversation.dialects.block_format import BlockFormat, CallBlock, CallSection
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
+from mlx_backend.conversation.dialects.calls.base import JsonSpan
 from mlx_backend.conversation.dialects.calls.json_object import JSON_CALLS, JsonObjects
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
 from mlx_backend.conversation.dialects.families.shared import (
@@ -61,12 +62,16 @@ GRANITE_42 = family(
     form=_QWEN,
     example=REASONED + _QWEN_CALL,
 )
+# As Granite 3 writes them: words, not markers.
+_GRANITE_3 = {f"{here} my thought process:": f"{here} my response:" for here in ("Here is", "Here's")}
 _GRANITE_FORM = BlockFormat(
-    reasoning={**THINK_TAGS, "<|thinking|>": "<|/thinking|>"},
+    reasoning={**THINK_TAGS, "<|thinking|>": "<|/thinking|>", **_GRANITE_3},
+    words=frozenset(_GRANITE_3),
     sections=(
         tool_call(JsonObjects()),
         CallSection(openers=("<|tool_call|>",), closer="<|/tool_call|>", syntax=JsonObjects(in_list=True)),
     ),
+    blocks=(CallBlock(opener="<function_call>", syntax=JsonObjects(), span=JsonSpan),),
     separators=",",
 )
 GRANITE = family(
@@ -74,6 +79,7 @@ GRANITE = family(
     *("granite-4.0", "granite-4"),
     signs=(
         own("<|tool_call|>"),
+        own("<function_call>"),
         call_format("<tool_call>", "<|start_of_role|>"),
         layout("<|start_of_role|>"),
     ),
@@ -100,6 +106,7 @@ STEP = family(
     form=BlockFormat(
         reasoning=THINK_TAGS,
         sections=(tool_call(_XML), _STEP_3),
+        noise=frozenset({"<｜tool_sep｜>"}),
         blocks=(
             _BARE_FUNCTION,
             CallBlock(

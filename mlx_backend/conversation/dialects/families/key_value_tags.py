@@ -154,7 +154,10 @@ _JSON_LIST = BlockFormat(
 )
 HUNYUAN_A13B = family(
     "hunyuan-a13b",
-    signs=(call_format("<tool_calls>", "</tool_calls>", "<answer>", in_template=True),),
+    signs=tuple(
+        call_format("<tool_calls>", "</tool_calls>", word, in_template=True)
+        for word in ("<answer>", "<|extra_0|>")
+    ),
     form=_HUNYUAN_FORM,
     calls=BlockCalls(_JSON_LIST),
     example=(
