@@ -92,6 +92,17 @@ def test_an_answer_that_is_only_a_call_is_one_however_it_is_cut(
         assert read([text[:at], text[at:]], dialect) == whole
 
 
+@pytest.mark.parametrize("dialect", ["llama3-json", "llama-pythonic"])
+def test_a_family_that_writes_calls_without_markers_may_wrap_them_too(dialect: str) -> None:
+    for text in (f"```json\n{WEATHER}\n```", f"<tools>{WEATHER}</tools>"):
+        for pieces in ([text], [*text]):
+            message = read(pieces, dialect)
+            assert [call.name for call in message.tool_calls] == ["weather"]
+            assert not message.content
+    code = f"```python\ncall = {WEATHER}\n```"
+    assert read([*code], dialect).content == code
+
+
 def test_its_arguments_are_as_they_were_written() -> None:
     [call] = read([BY_WORDS]).tool_calls
     assert call.arguments == '{"city": "a } <tool_call> ``` </tools> \\" b"}'

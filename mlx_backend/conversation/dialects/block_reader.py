@@ -156,7 +156,7 @@ class BlockReader(Reader):
         self._breaks: int | None = None  # line breaks around what has interrupted the answer
         self._drops_breaks = False  # line breaks at the end of the answer are layout
         # calls
-        self._may_be_unwrapped = tools.may_be_unwrapped and not self._bare_anywhere  # nothing was written yet
+        self._may_be_unwrapped = tools.may_be_unwrapped  # nothing was written yet
         self._section: CallSection | None = None
         self._has_calls = False  # in this section, or just before this place
         self._call: OpenCall | None = None  # the one being read; set in CALL and the states after it
@@ -454,7 +454,8 @@ class BlockReader(Reader):
                 self._layout = text
                 return ""
             self._may_be_unwrapped = False
-            if blanks <= _MAX_LAYOUT and text[blanks] in "{[`<":
+            first = text[blanks]
+            if blanks <= _MAX_LAYOUT and first in "{[`<" and first not in self._bare_anywhere:
                 self._written = [text[:blanks]]
                 self._begin_call(UNWRAPPED)
                 return text[blanks:]
