@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.prompt import ImagePlaces, Prompt
     from mlx_backend.chat.request import ChatRequest
     from mlx_backend.chat.request_images import SeenImages
+    from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.effort import EffortScale
     from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.engine.base import Tokenizer
@@ -144,7 +145,7 @@ class ChatPrompts:
 
     def conversation(self, request: ChatRequest) -> Conversation:
         """Bring the history into canonical form and decide the effort. Raises HistoryError or EffortError."""
-        messages = sanitise(request.messages, tools=list(request.tools) or None, policy=self._dialect.history)
+        messages = sanitise(request.messages, tools=list(request.tools) or None, dialect=self._dialect)
         resolution = resolve(
             request.fields,
             messages,
@@ -255,7 +256,7 @@ class ChatPrompts:
 
         The answer's reasoning is part of it where the client sends reasoning back and the template keeps it.
         """
-        if not answer.get("tool_calls") and _loses_reasoning(request.messages):
+        if not answer.get("tool_calls") and _loses_reasoning(request.messages, self._dialect):
             answer = {key: value for key, value in answer.items() if key != REASONING_CONTENT}
         prompts = []
         for text in ("a", "1"):
@@ -342,9 +343,11 @@ def _unfinished_turn(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     return found
 
 
-def _loses_reasoning(messages: Sequence[Mapping[str, Any]]) -> bool:
+def _loses_reasoning(messages: Sequence[Mapping[str, Any]], dialect: Dialect) -> bool:
     """Whether a client has sent earlier answers back, and none of them with its reasoning."""
     answers = [
-        m for m in sanitise(messages, policy=_KEEP) if m["role"] == "assistant" and "tool_calls" not in m
+        m
+        for m in sanitise(messages, policy=_KEEP, dialect=dialect)
+        if m["role"] == "assistant" and "tool_calls" not in m
     ]
     return bool(answers) and not any(REASONING_CONTENT in answer for answer in answers)

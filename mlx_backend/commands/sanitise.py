@@ -87,7 +87,7 @@ def sanitised(
         messages = sanitise(
             request.get("messages", []),
             tools=[tool for tool in tools if isinstance(tool, Mapping)],
-            policy=dialect.history,
+            dialect=dialect,
         )
         background = find_background_prompt(messages, stream=request.get("stream") is True)
         resolution = resolve(request, messages, scale=scale, background=background)

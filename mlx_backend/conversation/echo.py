@@ -1,8 +1,9 @@
 """Parse what a client echoes as an assistant's text: what it was shown, or what it stored.
 
-Clients send back raw Harmony, `<think>` or `<details>` blocks, or any of these cut in half. Each is restored to the
-beginning its dialect expects and then parsed as a model's output is. Calls that Open WebUI displays cut an answer into
-segments. An answer that merely talks about markers or tags, in code or in quotation marks, is left alone (`quoting`).
+Clients send back raw Harmony, the model's own markup, `<think>` or `<details>` blocks, or any of these cut in half.
+Each is restored to the beginning its dialect expects and then parsed as a model's output is. Calls that Open WebUI
+displays cut an answer into segments. An answer that merely talks about markers or tags, in code, in quotation marks or
+in a sentence, is left alone (`quoting`).
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import html
 import json
 import re
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from mlx_backend.conversation.dialects.block_format import suffixed
 from mlx_backend.conversation.dialects.think import OPENERS
-from mlx_backend.conversation.events import ToolCall
-from mlx_backend.conversation.parser import parse_text
+from mlx_backend.conversation.events import Channel, ToolCall
+from mlx_backend.conversation.parser import ChannelParser, fold, parse_text
 from mlx_backend.conversation.quoting import (
     CLAUSE_ENDS,
     HIDER,
@@ -31,6 +34,7 @@ from mlx_backend.conversation.quoting import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.tools import ToolSet
 
 _MAX_WRAPPINGS = 16
@@ -63,25 +67,26 @@ def _join_paragraphs(texts: Iterable[str]) -> str:
     return "\n\n".join(text for text in texts if text)
 
 
-def parse_echo(text: str, tools: ToolSet | None = None) -> list[Echo]:
+def parse_echo(text: str, tools: ToolSet | None = None, dialect: Dialect | None = None) -> list[Echo]:
     """Parse an assistant's text into its segments, in order (one, unless there are calls in between).
 
-    What was echoed twice is wrapped twice: an answer is parsed again until nothing comes off it.
+    `dialect` is the model's: its own markup is parsed, too. What was echoed twice is wrapped twice: an answer is parsed
+    again until nothing comes off it.
     """
-    return _parse_wrapped(text, tools, 0)
+    return _parse_wrapped(text, tools, dialect, 0)
 
 
-def parse_reasoning(text: str) -> str:
+def parse_reasoning(text: str, dialect: Dialect | None = None) -> str:
     """Return the reasoning in the text of a reasoning field: servers leave the markup of the channel in it."""
-    if not _may_hold_markup(text):
+    if not _may_hold_markup(text, dialect):
         return text
     for times in range(_MAX_WRAPPINGS):
         if times and not _may_parse_again(text, times):
             break
-        if not (_is_raw_harmony(text) or _begins_with_block(text)):
+        if not (_is_raw_harmony(text) or _begins_with_block(text) or _begins_with_own_block(text, dialect)):
             break
         bare = _join_paragraphs(
-            [part for echo in parse_echo(text) for part in (echo.reasoning, echo.content)]
+            [part for echo in parse_echo(text, None, dialect) for part in (echo.reasoning, echo.content)]
         )
         if bare == text:
             break
@@ -89,20 +94,22 @@ def parse_reasoning(text: str) -> str:
     return text
 
 
-def _may_hold_markup(text: str) -> bool:
+def _may_hold_markup(text: str, dialect: Dialect | None) -> bool:
     """Whether a text has what any markup begins with, or Harmony without its markers."""
-    return "<" in text or "◁" in text or "[THINK]" in text or _STRIPPED_SEAM in text
+    if "<" in text or "◁" in text or "[THINK]" in text or _STRIPPED_SEAM in text:
+        return True
+    return dialect is not None and _own_markers(dialect).search(text) is not None
 
 
-def _parse_wrapped(text: str, tools: ToolSet | None, depth: int) -> list[Echo]:
-    if not _may_hold_markup(text):  # nearly every text of a long history
+def _parse_wrapped(text: str, tools: ToolSet | None, dialect: Dialect | None, depth: int) -> list[Echo]:
+    if not _may_hold_markup(text, dialect):  # nearly every text of a long history
         return [Echo(content=text.lstrip("\n"))]
     segments: list[Echo] = []
-    for echo in _parse_once(text, tools):
+    for echo in _parse_once(text, tools, dialect):
         if echo.content in ("", text) or not _may_parse_again(echo.content, depth + 1):
             segments.append(echo)
             continue
-        first, *rest = _parse_wrapped(echo.content, tools, depth + 1)
+        first, *rest = _parse_wrapped(echo.content, tools, dialect, depth + 1)
         inner = [replace(first, reasoning=_join_paragraphs([echo.reasoning, first.reasoning])), *rest]
         calls = (*inner[-1].tool_calls, *echo.tool_calls)
         segments += [*inner[:-1], replace(inner[-1], tool_calls=calls, display=echo.display)]
@@ -114,11 +121,64 @@ def _may_parse_again(text: str, times: int) -> bool:
     return times <= _MAX_WRAPPINGS and times * len(text) <= _MAX_PARSED_AGAIN
 
 
-def _parse_once(text: str, tools: ToolSet | None) -> list[Echo]:
+def _parse_once(text: str, tools: ToolSet | None, dialect: Dialect | None) -> list[Echo]:
     text = _strip_end_markers(text)
     if _is_raw_harmony(text):
         return _parse_raw(text, tools)
-    return _parse_shown(text)
+    segments = _parse_shown(text)
+    return segments if dialect is None else [_parse_own(echo, tools, dialect) for echo in segments]
+
+
+# -- the model's own markup, as it writes it -----------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _own_markers(dialect: Dialect) -> re.Pattern[str]:
+    """Return what a family's markup is found by."""
+    spelt = {suffixed(marker, f":{suffix}") for marker in dialect.markers for suffix in dialect.suffixes}
+    spelt |= dialect.markers
+    # A fence is Markdown, too.
+    longest_first = sorted((marker for marker in spelt if not marker.startswith("`")), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _begins_with_own_block(text: str, dialect: Dialect | None) -> bool:
+    return dialect is not None and text.lstrip().startswith(tuple(dialect.blocks) or "\0")
+
+
+def _parse_own(echo: Echo, tools: ToolSet | None, dialect: Dialect) -> Echo:
+    """Parse the family's own markup in an answer, by the grammar by which its output is."""
+    text = echo.content
+    pattern = _own_markers(dialect)
+    if not pattern.search(text):
+        return echo
+    code = code_spans(text)
+
+    def hidden_if_quoted(match: re.Match[str]) -> str:
+        start, end = match.span()
+        goes_on = not text.startswith(("\n", "{", "["), end)
+        is_text = (
+            is_within(code, start)
+            or (is_quoted(text, start) and not is_within(code, start - 1))
+            or (goes_on and is_mentioned(text, start, end))
+        )
+        return f"{match[0][0]}{HIDER}{match[0][1:]}" if is_text else match[0]
+
+    hidden = pattern.sub(hidden_if_quoted, text)
+    first = pattern.search(hidden)
+    if first is None:
+        return echo
+    is_lone_closer = first[0] in dialect.blocks.values()
+    if is_lone_closer and HIDER in hidden[: first.start()]:
+        return echo  # what it closes is talked about
+    parser = ChannelParser(dialect, tools=tools, opens_in=Channel.ANALYSIS if is_lone_closer else None)
+    message = fold([*parser.feed(hidden), *parser.close()])
+    return replace(
+        echo,
+        reasoning=_join_paragraphs([echo.reasoning, reveal(message.reasoning).strip()]),
+        content=reveal(message.content),
+        tool_calls=tuple(replace(call, arguments=reveal(call.arguments)) for call in message.tool_calls),
+    )
 
 
 # -- raw Harmony: whole, cut at either end, with its markers removed, or several turns at once ---------------------
@@ -374,11 +434,8 @@ def _take_leading_blocks(text: str) -> tuple[list[str], str]:
         reasoning.append(_details_text(match["body"]))
         text = text[match.end() :]
     while _begins_with_block(text):
-        block, rest = _parse_first_block(text)
-        reasoning.append(block)
-        if rest == text:
-            break
-        text = rest
+        blocks, text = _parse_blocks(text)
+        reasoning += blocks
     return reasoning, text
 
 
@@ -398,22 +455,29 @@ def _take_inner_blocks(text: str) -> tuple[list[str], list[str]]:
     return reasoning, [*answers, text[position:]]
 
 
-def _parse_first_block(text: str) -> tuple[str, str]:
-    """Parse the block a text begins with; return its reasoning and the rest."""
-    hidden = _hide_quoted_markup(text)
-    if opener := _OPENER.match(hidden):
-        closer = re.compile(rf"</{opener[1]}\s*>", re.IGNORECASE)
-    else:
-        opener = _OTHER_OPENER.match(hidden)
-        assert opener is not None
-        closer = re.compile(re.escape(OPENERS[opener[0].strip()]))
-    # Where every closing tag looks quoted, the first one is not: the reasoning ended in a quotation mark.
-    body = hidden[opener.end() :] if closer.search(hidden) else text[opener.end() :]
-    if more := _MORE_OPENERS.match(body):
-        body = body[more.end() :]
-    end = closer.search(body)
-    reasoning, rest = (body[: end.start()], body[end.end() :]) if end else (body, "")
-    return reveal(reasoning).strip("\r\n"), reveal(rest).lstrip("\r\n")
+def _parse_blocks(text: str) -> tuple[list[str], str]:
+    """Parse the blocks a text begins with; return the reasoning of each, and the rest."""
+    hidden, at = _hide_quoted_markup(text), 0
+    blocks: list[str] = []
+    while opener := _OPENER.match(hidden, at) or _OTHER_OPENER.match(hidden, at):
+        word = opener[1] if opener.re is _OPENER else ""
+        closer = _closer_of(word or opener[0].strip())
+        at = opener.end()
+        end = closer.search(hidden, at)
+        if end is None:  # where every closing tag looks quoted, the first one is not
+            hidden, at = reveal(hidden[at:]), 0
+            end = closer.search(hidden)
+        if more := _MORE_OPENERS.match(hidden, at):
+            at = more.end()
+        blocks.append(reveal(hidden[at : end.start() if end else None]).strip("\r\n"))
+        at = end.end() if end else len(hidden)
+    return blocks, reveal(hidden[at:]).lstrip("\r\n")
+
+
+@lru_cache(maxsize=64)
+def _closer_of(opener: str) -> re.Pattern[str]:
+    """Return what closes the block of an opener, or of the word in its tag."""
+    return re.compile(re.escape(OPENERS[opener]) if opener in OPENERS else rf"</{opener}\s*>", re.IGNORECASE)
 
 
 def _join_answers(texts: list[str]) -> str:

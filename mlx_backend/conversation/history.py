@@ -35,6 +35,8 @@ from mlx_backend.conversation.tools import ToolSet
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from mlx_backend.conversation.dialects import Dialect
+
 
 class CallResults:
     """The calls of a history, by our ids, and their results.
@@ -133,16 +135,18 @@ def sanitise(
     messages: Sequence[Mapping[str, Any]],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    policy: HistoryPolicy = DEFAULT_POLICY,
+    policy: HistoryPolicy | None = None,
+    dialect: Dialect | None = None,
 ) -> list[dict[str, Any]]:
     """Bring a history to its canonical form. Raises HistoryError; changes nothing in place.
 
     `tools` are the request's tools (OpenAI's objects): raw calls in echoed text are matched against their names.
-    `policy` is the model's dialect's: which reasoning stays.
+    `dialect` is the model's: its own markup is read, too. Which reasoning stays is its policy, or the one given.
     """
     _check(messages)
     known = ToolSet(tools or ())
-    history = _History(known if known.names else ToolSet(None), policy)
+    policy = policy or (dialect.history if dialect is not None else DEFAULT_POLICY)
+    history = _History(known if known.names else ToolSet(None), policy, dialect)
     for message in messages:
         history.add(message)
     return history.finish()
@@ -168,8 +172,9 @@ def _check(messages: Any) -> None:
 class _History:
     """The canonical history being built, message by message."""
 
-    def __init__(self, tools: ToolSet, policy: HistoryPolicy) -> None:
+    def __init__(self, tools: ToolSet, policy: HistoryPolicy, dialect: Dialect | None) -> None:
         self.tools = tools
+        self.dialect = dialect
         self.policy = policy
         self.system: dict[str, None] = {}  # the texts, each once
         self.messages: list[dict[str, Any]] = []  # without results
@@ -212,15 +217,17 @@ class _History:
         posted, content = _take_parts(message.get("content"), "tool_use")
         calls = list(_posted_calls(message, posted))
         text = text_of(content) or text_of(message.get("refusal"))
-        segments = _without_displays_of(calls, parse_echo(text, self.tools))
-        stated = _stated_reasoning(message)
+        segments = _without_displays_of(calls, parse_echo(text, self.tools, self.dialect))
+        stated = _stated_reasoning(message, self.dialect)
         for index, segment in enumerate(segments):
             last = index == len(segments) - 1
-            reasoning = _join_distinct([stated if index == 0 else "", parse_reasoning(segment.reasoning)])
+            reasoning = _join_distinct(
+                [stated if index == 0 else "", parse_reasoning(segment.reasoning, self.dialect)]
+            )
             if segment.display is not None:
                 self._add_display(reasoning, segment.content, segment.display)
             else:
-                echoed = [("", call.name, _arguments(call.arguments)) for call in segment.tool_calls]
+                echoed = [(call.id, call.name, _arguments(call.arguments)) for call in segment.tool_calls]
                 self._append_assistant(reasoning, segment.content, (calls or echoed) if last else echoed)
 
     def _append_assistant(self, reasoning: str, content: str, calls: Sequence[tuple[str, str, str]]) -> None:
@@ -385,7 +392,7 @@ def _as_parts(content: Sequence[Any], is_kept: Callable[[Any], bool]) -> list[An
     return parts
 
 
-def _stated_reasoning(message: Mapping[str, Any]) -> str:
+def _stated_reasoning(message: Mapping[str, Any], dialect: Dialect | None) -> str:
     """Return the reasoning a message has in a field of its own, whatever the field is called."""
     found = [_reasoning_text(message.get(field)) for field in MESSAGE_FIELDS]
     details = message.get("reasoning_details")
@@ -395,7 +402,7 @@ def _stated_reasoning(message: Mapping[str, Any]) -> str:
     if isinstance(content, list):
         parts = (p for p in content if isinstance(p, Mapping) and p.get("type") in PART_TYPES)
         found.append("\n\n".join(_reasoning_text(part) for part in parts))
-    return _join_distinct(map(parse_reasoning, found))
+    return _join_distinct(parse_reasoning(text, dialect) for text in found)
 
 
 def _reasoning_text(value: Any) -> str:

@@ -10,6 +10,7 @@ from mlx_backend.conversation import echo
 from mlx_backend.conversation.echo import parse_echo, parse_reasoning
 
 if TYPE_CHECKING:
+    from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.echo import Echo
     from mlx_backend.conversation.tools import ToolSet
 
@@ -20,9 +21,9 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     lengths: list[int] = []
     parse_once = echo._parse_once
 
-    def counted(text: str, tools: ToolSet | None) -> list[Echo]:
+    def counted(text: str, tools: ToolSet | None, dialect: Dialect | None) -> list[Echo]:
         lengths.append(len(text))
-        return parse_once(text, tools)
+        return parse_once(text, tools, dialect)
 
     monkeypatch.setattr(echo, "_parse_once", counted)
     return lengths

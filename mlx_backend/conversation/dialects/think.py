@@ -59,6 +59,7 @@ THINK = Dialect(
     # Qwen3 and R1 have no switch for it; a later family that writes this format and has one is made for agents.
     history=HistoryPolicy(keeps_with_tools=True),
     blocks=OPENERS,
+    markers=FORMAT.markers,
     reasoning_markers=(*OPENERS, *OPENERS.values()),
     example=(
         "<think>\nI need the weather.\n</think>\n\n"

@@ -55,6 +55,7 @@ def family(
         opens_in=form.opens_in,
         calls=calls or BlockCalls(form, taught_by=taught_by),
         blocks=form.reasoning,
+        markers=form.markers,
         answers=form.answer_markers,
         ends=form.ends,
         suffixes=form.suffixes,
