@@ -86,7 +86,7 @@ def test_a_call_after_a_block_that_the_prompt_opened_is_a_call(family: str) -> N
 
 
 def test_an_answer_after_a_block_may_talk_about_markup() -> None:
-    answer = "Write `[TOOL_CALLS]f[ARGS]{}` or `<|tool_call_start|>` there; <think> opens a block, </think> ends it."
+    answer = "Write `[TOOL_CALLS]f[ARGS]{}` or `<|tool_call_start|>` there; `<think>` begins it, `</think>` ends it."
     for pieces in splits(f"<think>\nwhy\n</think>\n\n{answer}"):
         text, calls = read(pieces)
         assert calls == []
