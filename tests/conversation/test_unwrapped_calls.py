@@ -76,6 +76,8 @@ def read(
         ("<table><tr></table>", []),
         *((WEATHER[:length], []) for length in (1, 2, 5, 10)),
         ("``", []),
+        (" " * 100, []),
+        ("\n" * 20 + WEATHER, []),
     ],
 )
 def test_an_answer_that_is_only_a_call_is_one_however_it_is_cut(

@@ -454,8 +454,8 @@ class BlockReader(Reader):
                 self._layout = text
                 return ""
             self._may_be_unwrapped = False
-            first = text[blanks]
-            if blanks <= _MAX_LAYOUT and first in "{[`<" and first not in self._bare_anywhere:
+            first = text[blanks : blanks + 1]
+            if blanks <= _MAX_LAYOUT and first in ("{", "[", "`", "<") and first not in self._bare_anywhere:
                 self._written = [text[:blanks]]
                 self._begin_call(UNWRAPPED)
                 return text[blanks:]
