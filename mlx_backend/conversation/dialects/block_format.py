@@ -90,7 +90,7 @@ class BlockFormat:
     """In and outside of sections. The first that has an opener is how calls are written."""
     calls_in_reasoning: CallsInReasoning = CallsInReasoning.CLOSE
     separators: str = ""
-    """Characters between calls, other than blanks."""
+    """Characters between calls, other than blanks; also brackets too many, after calls that have no closer."""
     ends: frozenset[str] = frozenset()
     """Control tokens that end a turn, and are looked for by their spelling where there are no ids."""
     controls: tuple[str, ...] = ()

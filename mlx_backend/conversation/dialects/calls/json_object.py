@@ -181,8 +181,7 @@ class JsonObjects(CallSyntax):
         name = next((value[key] for key in _NAMES if isinstance(value.get(key), str)), "")
         if not name and self._by_name:
             return [
-                DecodedCall(key, to_json(arguments if arguments is not None else {}))
-                for key, arguments in value.items()
+                DecodedCall(key, repair_arguments(to_json(arguments))) for key, arguments in value.items()
             ]
         if not name or (self._needs_arguments and not any(key in value for key in _ARGUMENTS)):
             return []

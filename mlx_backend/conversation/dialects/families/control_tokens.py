@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _MISTRAL_FORM = BlockFormat(
     reasoning={"[THINK]": "[/THINK]", **THINK_TAGS},
     blocks=(CallBlock(opener="[TOOL_CALLS]", syntax=MISTRAL_ARGS, span=JsonSpan),),
-    separators=",;",
+    separators=",;]}",
     ends=frozenset({"</s>"}),
     noise=frozenset({"[/TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}),
 )
@@ -247,6 +247,7 @@ GIGACHAT = family(
                 opener="<|message_sep|>\n\nfunction call<|role_sep|>", syntax=_GIGACHAT_CALLS, span=JsonSpan
             ),
         ),
+        separators="]}",
         ends=frozenset({"</s>"}),
         controls=("<|message_sep|>",),
     ),

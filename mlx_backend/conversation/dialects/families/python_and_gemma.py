@@ -130,7 +130,7 @@ LLAMA_3 = family(
             CallBlock(opener="<|python_tag|>", syntax=TaggedCalls(_LLAMA_OBJECTS), span=JsonSpan),
             CallBlock(opener="<function=", closers=("</function>",), syntax=XmlCalls(), is_text=True),
         ),
-        separators=";,",
+        separators=";,]}",
         ends=frozenset({"<|eom_id|>", "<|eot_id|>"}),
     ),
     example='{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}',
