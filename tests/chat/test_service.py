@@ -189,6 +189,19 @@ def test_the_clients_own_reasoning_wins_over_the_stored_one() -> None:
         assert "Round 1." not in engine.requests[1].prompt
 
 
+def test_arguments_that_cannot_be_repaired_are_logged_once_by_the_tools_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broken, repaired = "ls secret", "{'a': True}"
+    for body, lines in ((broken, 1), (repaired, 0)):
+        caplog.clear()
+        text = f"<|channel|>commentary to=functions.f<|message|>{body}"
+        with ScriptedEngine([f"{text}<|end|><|start|>assistant{text}<|call|>"]) as engine:
+            events_of(Service(engine).chat(ChatRequest(messages=[USER], tools=[TOOL])))
+        assert len(caplog.messages) == lines
+        assert all('"f"' in line and "secret" not in line for line in caplog.messages)
+
+
 def test_without_parallel_tool_calls_the_reply_ends_at_the_first_call() -> None:
     two_calls = call(1).removesuffix("<|call|>") + "<|end|><|start|>assistant" + call(2)
     with ScriptedEngine(lambda _: two_calls) as engine:

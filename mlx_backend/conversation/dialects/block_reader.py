@@ -488,7 +488,8 @@ class BlockReader(Reader):
         self._breaks = None
         self._find_quotations(text)
         self._put_out_but_breaks(text, ContentDelta)
-        if self._code.is_pending or not self._has_begun:
+        is_escaped = self._json is not None and self._json.is_escaped
+        if self._code.is_pending or not self._has_begun or is_escaped:
             self.delta = None  # the next piece has to be seen
 
     def _find_quotations(self, text: str) -> None:
@@ -594,19 +595,17 @@ class BlockReader(Reader):
             self._give_up()
             return text[wrong:]
         call.text.append(text)
-        if before < MAX_BEGINNING:
-            written = str(call.text)
-            beginning = written[:MAX_BEGINNING]
-            if begun := syntax.begin(beginning):
-                name = call.accepted(begun.name)
-                if name is None:
-                    self._give_up()
-                    return ""
-                call.end(text[: max(0, begun.arguments_at - before)])
-                self._commit(call)
-                self._enter_arguments(call, begun, name)
-                return written[begun.arguments_at :]
-        end = call.end(text)
+        written = str(call.text) if before < MAX_BEGINNING else ""
+        begun = syntax.begin(written[:MAX_BEGINNING])
+        end = call.end(text[: max(0, begun.arguments_at - before)] if begun else text)
+        if begun and end < 0:
+            name = call.accepted(begun.name)
+            if name is None:
+                self._give_up()
+                return ""
+            self._commit(call)
+            self._enter_arguments(call, begun, name)
+            return written[begun.arguments_at :]
         if end < 0:
             self._put_out_pieces(call, call.read(text))
             return ""

@@ -309,6 +309,7 @@ def test_calls_that_all_have_index_0_are_kept_apart() -> None:
     whole = [piece(*both[0], index=0, id="x"), piece(*both[1], index=0, id="y")]
     assert calls(*whole) == both
     assert calls(*(piece(*call, index=0) for call in both)) == both
+    assert calls(*(piece("clock", part, index=0) for part in ("{'a': 1}", '{"a": 2,}'))) == both
 
 
 def test_a_name_repeated_in_every_piece_is_one_call() -> None:
@@ -349,6 +350,8 @@ def test_two_calls_with_one_id_get_two() -> None:
         ('"{\\"a\\": 1}"', '{"a": 1}'),
         ('{"a": 1}]', '{"a": 1}'),
         ('{"a": 1}\n```', '{"a": 1}'),
+        ('{"a": "one\ntwo", "b": "D:\\d", "c": None,}', r'{"a": "one\ntwo", "b": "D:\\d", "c": null}'),
+        ("{'a': 'b'}", '{"a": "b"}'),
         ("ls -l", "ls -l"),
         ('{"a": 1} and more', '{"a": 1} and more'),
     ],
