@@ -46,6 +46,8 @@ _MAX_POINTER: Final = 1024
 """Bytes of a file that may be a pointer; those there are have 130."""
 _NOT_UTF8: Final = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 _UNFINISHED: Final = ("*.incomplete", "*.part", "*.partial", "*.crdownload", "*.download", "*.aria2", "*.!qB")
+_TOKENIZER_SETTINGS: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_ADAPTER_CONFIG: Final = "adapter_config.json"
 _ADAPTER_WEIGHTS: Final = "adapters.safetensors"  # what mlx-lm loads
 _PYTORCH: Final = ("*.bin", "*.pt", "*.pth", "consolidated*.safetensors")
 MLX_VERSION: Final = (
@@ -233,13 +235,34 @@ def read_model(folder: Path, name: str) -> dict[str, Any]:
     check_weights(name, [file.name for file in folder.iterdir()], config, str(folder))
     _check_complete(name, folder)
     _check_headers(name, folder)
+    for file in (folder / each for each in _TOKENIZER_SETTINGS):
+        try:
+            if file.is_file():
+                read_json(file)
+        except ValueError as error:
+            raise EngineError(
+                f"{name!r} cannot be loaded: its {error}. Correct the file, or fetch it again."
+            ) from error
     return config
+
+
+def check_adapter(folder: Path) -> None:
+    """Raise EngineError unless a folder holds a LoRA adapter as mlx-lm writes it."""
+    if not (folder / _ADAPTER_CONFIG).is_file():
+        raise EngineError(f"{folder} holds no adapter: there is no {_ADAPTER_CONFIG}.")
+    if "peft_type" in read_json_or_empty(folder / _ADAPTER_CONFIG):
+        raise EngineError(
+            f"{folder} holds an adapter in PEFT's format, which mlx-lm does not read: merge it into its model with "
+            "PEFT (merge_and_unload) and convert that, or train it with `mlx_lm.lora`."
+        )
+    if not (folder / _ADAPTER_WEIGHTS).is_file():
+        raise EngineError(f"{folder} holds no adapter: there is no {_ADAPTER_WEIGHTS}.")
 
 
 def problem_of(folder: Path, name: str) -> str | None:
     """Say why a folder cannot be served, "" if it can; None for one that holds nothing of a model."""
     names = [file.name for file in folder.iterdir()]
-    if not any_match(names, "config.json", "adapter_config.json", "model_index.json", "*.gguf"):
+    if not any_match(names, "config.json", _ADAPTER_CONFIG, "model_index.json", "*.gguf"):
         return None
     try:
         check_names(name, names, str(folder))
@@ -279,7 +302,7 @@ def check_names(name: str, names: Collection[str], place: str) -> None:
         raise EngineError(reason)
     if any_match(names, "*.gguf"):
         raise EngineError(gguf(name))
-    if "adapter_config.json" in names:
+    if _ADAPTER_CONFIG in names:
         raise EngineError(
             f"{name!r} holds a LoRA adapter: name the model that it is for with --model, and the adapter with "
             "--adapter-path."
@@ -341,9 +364,9 @@ def _check_complete(name: str, folder: Path) -> None:
         what = f"of {max(counts)} files {len(present)} are there"
     else:
         what = f"its {_INDEX} names no files"
+    other = f"; if all is there under other names, delete {_INDEX}" if (folder / _INDEX).is_file() else ""
     raise EngineError(
-        f"The weights of {name!r} are not complete: {what}. Fetch the model again, or what is missing of it; if all is "
-        f"there under other names, delete {_INDEX}."
+        f"The weights of {name!r} are not complete: {what}. Fetch the model again, or what is missing of it{other}."
     )
 
 

@@ -36,7 +36,7 @@ _TASKS: Final = (
             r"|forctc|textto(waveform|spectrogram)|nemo\.collections\.(asr|tts)"
         ),
         "speech or sound",
-        "mlx-audio runs such models",
+        "Run it with mlx-audio",
     ),
     _UnservedTask(
         re.compile(
@@ -44,12 +44,12 @@ _TASKS: Final = (
             r"|qwen_image|ideogram|textto(image|video)"
         ),
         "generating images",
-        "mflux and mlx-vlm run some such models",
+        "Run it with mflux or mlx-vlm, which have some such models",
     ),
     _UnservedTask(
         re.compile(r"ocr|nougat|donut|layout|surya"),
         "reading text from images (OCR)",
-        "mlx-vlm runs such models",
+        "Run it with mlx-vlm",
     ),
     _UnservedTask(
         re.compile(
@@ -58,12 +58,12 @@ _TASKS: Final = (
             r"detr|yolo\w*|vit|owlvit|depth_anything)(?![a-z])"
         ),
         "images alone",
-        "mlx-vlm runs some such models",
+        "Run it with mlx-vlm, which has some such models",
     ),
     _UnservedTask(
         re.compile(r"(?<![a-z])(mt5|t5\w*|bart|mbart|pegasus|marian|m2m_100|nllb\w*|fsmt)(?![a-z])"),
         "translating or summarising with an encoder and a decoder",
-        "transformers runs it; a chat model can do the same",
+        "Run it with transformers, or choose a chat model",
     ),
 )
 
@@ -104,7 +104,7 @@ def why_not_served(name: str, config: Mapping[str, Any], names: Collection[str])
 def _sentence(name: str, family: str, task: _UnservedTask) -> str:
     return (
         f"The model {name!r} cannot be served: it is a model for {task.what} ({family}), and {_SERVED}. "
-        f"{task.advice[0].upper()}{task.advice[1:]}."
+        f"{task.advice}."
     )
 
 

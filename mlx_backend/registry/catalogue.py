@@ -270,7 +270,7 @@ class Catalogue:
     def _warn(self, problem: str, folder: Path) -> None:
         if problem not in self._warned:
             self._warned.add(problem)
-            log.warning("Not served is %s. %s", folder, problem)
+            log.warning("%s is left out. %s", folder, problem)
 
     def _at_path(self, name: str, listing: _Listing) -> ModelSpec | None:
         """Return the model at a path, None if there is none. Raises ModelNotAllowed."""

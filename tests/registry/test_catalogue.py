@@ -124,7 +124,7 @@ def test_what_cannot_be_served_is_not_listed_and_says_why_once(
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
     assert (
-        f"Not served is {root / 'small'}. The model 'small' cannot be served: it is a model for speech"
+        f"{root / 'small'} is left out. The model 'small' cannot be served: it is a model for speech"
         in said[1]
     )
     assert "is in GGUF" in said[0]

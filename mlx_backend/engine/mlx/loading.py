@@ -25,7 +25,7 @@ from mlx_backend.models import files as model_files
 from mlx_backend.models import templates
 from mlx_backend.models.download import find_folder
 from mlx_backend.models.engine_options import EngineOptions
-from mlx_backend.models.folders import explain_load_errors, read_config, read_model
+from mlx_backend.models.folders import check_adapter, explain_load_errors, read_config, read_model
 from mlx_backend.models.templates import TemplateOverrun
 
 if TYPE_CHECKING:
@@ -208,8 +208,7 @@ def load_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str, che
     of a mixture adapted.
     """
     folder = options.adapters[adapter].expanduser()
-    if not (folder / "adapter_config.json").is_file():
-        raise EngineError(f"{folder} holds no adapter: there is no adapter_config.json.")
+    check_adapter(folder)
     try:
         network, _ = load_network(model.folder, trust_remote_code=options.trust_remote_code)
         network.update(model.network.parameters())

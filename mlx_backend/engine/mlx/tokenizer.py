@@ -267,7 +267,8 @@ class MLXTokenizer:
             for token, text in _control_tokens(backend, wrapper, self._chat_template).items()
             if token < vocabulary_size
         }
-        self._end_tokens = frozenset(token for token in wrapper.eos_token_ids if token < vocabulary_size)
+        known = range(vocabulary_size)  # a file may say anything
+        self._end_tokens = frozenset(token for token in wrapper.eos_token_ids if token in known)
         self._with_control, self._without_control = _make_pair(backend, self._special)
         self._bytes_of, self._detokenizer = self._byte_lookup_and_detokenizer()
         self._texts = TextCache(

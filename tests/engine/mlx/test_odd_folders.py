@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 from architectures import write
 
+from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.loading import load_model
 from mlx_backend.errors import EngineError
 from mlx_backend.models.folders import problem_of
@@ -92,6 +93,8 @@ def weights(**changes: Any) -> Change:
         configured(quantization_config={"bits": 4, "group_size": 64}),
         configured(rope_parameters=None, rope_scaling=None),
         without("tokenizer_config.json"),
+        written("generation_config.json", '{"eos_token_id": "x", "temperature": "hot"}'),
+        written("generation_config.json", '{"eos_token_id": [-1, 99999]}'),
     ],
 )
 def test_what_does_no_harm_is_not_in_the_way(change: Change, folder: Path) -> None:
@@ -113,6 +116,14 @@ def test_what_does_no_harm_is_not_in_the_way(change: Change, folder: Path) -> No
         (written("config.json", '{"model_type": "helium"}'), "its config.json says nothing of 'hidden_size'"),
         (configured(quantization={"group_size": 64}), "its config.json says nothing of 'bits'"),
         (written("tokenizer.json", "version https://git-lfs.github.com/spec/v1\n"), "run `git lfs pull` in "),
+        (
+            written("special_tokens_map.json", "{"),
+            "its special_tokens_map.json cannot be read: Expecting property",
+        ),
+        (
+            written("added_tokens.json", "[]"),
+            "its added_tokens.json holds no JSON object. Correct the file, or fetch",
+        ),
         (without("tokenizer.json"), "has no tokenizer: there is no tokenizer.json in "),
         (
             written("chat_template.jinja", b"\xfc{{ messages }}"),
@@ -168,3 +179,24 @@ def test_what_is_wrong_is_one_sentence_with_what_to_do(change: Change, said: str
         load_model(folder)
     assert said in str(caught.value)
     assert "'mine'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"peft_type": "LORA", "r": 8},
+            "holds an adapter in PEFT's format, which mlx-lm does not read: merge it",
+        ),
+        ({"fine_tune_type": "lora", "num_layers": 2}, "holds no adapter: there is no adapters.safetensors."),
+    ],
+)
+def test_an_adapter_that_cannot_be_loaded_is_told_as_what_it_is(
+    settings: dict[str, Any], said: str, folder: Path, tmp_path: Path
+) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(EngineError) as caught:
+        load_engine(folder, adapters={"mine": adapter})
+    assert str(caught.value).startswith(f"{adapter} {said}")
