@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.dialects.calls.unwrapped import UNWRAPPED
 from mlx_backend.conversation.dialects.open_call import OpenCall
-from mlx_backend.conversation.dialects.think import THINK
+from mlx_backend.conversation.dialects.think import THINK, WORDS
 from mlx_backend.conversation.events import (
     Channel,
     ContentDelta,
@@ -44,10 +44,15 @@ _ENDS = frozenset(end for leaks in _LEAKS for end in leaks.end_markers)
 _CALLS = {opener: dialect for dialect in DIALECTS.values() for opener in dialect.leaks.call_openers}
 _MESSAGES = {opener: dialect for dialect in DIALECTS.values() for opener in dialect.leaks.message_openers}
 # Openers of the dialects whose reasoning stands in a block: where one is spelt, a closer is spelt too.
-_BLOCK_OPENERS = tuple(opener for leaks in _LEAKS if leaks.reasoning_closers for opener in leaks.openers)
+_BLOCKS = {
+    opener: dialect
+    for dialect in DIALECTS.values()
+    if dialect.leaks.reasoning_closers
+    for opener in dialect.leaks.openers
+}
 # An end marker counts only at the end of the text. To be held back until then it must start a longer marker.
 _HELD_ENDS = [end + leaks.message_openers[0] for end in _ENDS for leaks in _LEAKS if leaks.message_openers]
-_LATER = MarkerSet([*_MESSAGES, *_CLOSERS, *_CALLS, *_HELD_ENDS])
+_LATER = MarkerSet([*_MESSAGES, *_CLOSERS, *_CALLS, *_HELD_ENDS, *(_BLOCKS.keys() - WORDS)])
 
 
 class LeakedMarkupParser:
@@ -176,6 +181,8 @@ class LeakedMarkupParser:
             if marker in _CLOSERS:
                 self.started_in_reasoning = True
                 continue
+            if dialect := _BLOCKS.get(marker):
+                return events + self._start_parser(dialect, marker + after)
             if dialect := _CALLS.get(marker):
                 return events + self._start_parser(dialect, marker + after, Channel.FINAL)
             end = next((end for end in _ENDS if marker.startswith(end)), "")
@@ -195,7 +202,7 @@ class LeakedMarkupParser:
             return False
         if marker in _CLOSERS:
             opened = self._spells_opener or _spells_opener(self._before.tail + before)
-            return not (self.started_in_reasoning or self._has_separate_reasoning or opened)
+            return not (self._has_separate_reasoning or opened)
         if marker in _CALLS:
             return bool(self._tools)
         return not preceding.is_mid_sentence
@@ -239,4 +246,4 @@ class LeakedMarkupParser:
 
 
 def _spells_opener(text: str) -> bool:
-    return any(opener in text for opener in _BLOCK_OPENERS)
+    return any(opener in text for opener in _BLOCKS)

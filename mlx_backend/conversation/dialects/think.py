@@ -39,9 +39,10 @@ OPENERS: Mapping[str, str] = {
 
 JSON = AnySyntax(JsonObjects())
 SECTION = CallSection(openers=("<tool_call>",), closer="</tool_call>", syntax=JSON)
-_WORDS = frozenset(f"<{word}>" for word in ("thinking", "thought", "Thought", "reason", "reasoning"))
-FORMAT = BlockFormat(reasoning=OPENERS, words=_WORDS, sections=(SECTION,))
-_LEAKED_OPENERS = tuple(opener for opener in OPENERS if opener not in _WORDS - {"<thinking>"})
+WORDS = frozenset(f"<{word}>" for word in ("thinking", "thought", "Thought", "reason", "reasoning"))
+"""Openers that are tags of people's, too."""
+FORMAT = BlockFormat(reasoning=OPENERS, words=WORDS, sections=(SECTION,))
+_LEAKED_OPENERS = tuple(opener for opener in OPENERS if opener not in WORDS - {"<thinking>"})
 
 
 THINK = Dialect(

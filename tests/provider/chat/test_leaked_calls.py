@@ -10,6 +10,8 @@ import pytest
 
 from dify_mlx_provider.chat.stream_reader import StreamReader, iter_text
 from dify_mlx_provider.chat.think_block import ThinkBlockWriter
+from mlx_backend.conversation.dialects import DIALECTS, Dialect
+from mlx_backend.conversation.events import ContentDelta, ReasoningDelta
 
 WEATHER = {
     "type": "function",
@@ -123,3 +125,39 @@ def test_an_answer_of_other_json_is_shown_as_it_comes() -> None:
         for piece in ('{"', "na", 'me": "Os', 'lo"', ', "x": 1}')
     ]
     assert shown == ["", "", "", '{"name": "Oslo"', ', "x": 1}']
+
+
+def reasoned(pieces: list[str], **how: Any) -> tuple[str, str]:
+    """The reasoning and the answer."""
+    reader = StreamReader([WEATHER], **how)
+    events: list[Any] = []
+    for piece in pieces:
+        events += reader.feed({"choices": [{"index": 0, "delta": {"content": piece}}]})
+    events += reader.close()
+    reasoning, answer = (
+        "".join(event.text for event in events if isinstance(event, kind))
+        for kind in (ReasoningDelta, ContentDelta)
+    )
+    return reasoning, answer
+
+
+@pytest.mark.parametrize(
+    "dialect", [each for each in DIALECTS.values() if each.blocks], ids=lambda dialect: dialect.name
+)
+@pytest.mark.parametrize(
+    ("template", "reasoning", "answer"),
+    [
+        ("{o}\nHm.\n{c}\n\nHi.", "Hm.", "Hi."),
+        ("{o}Hm.{c}Hi.\n{o}Yes.{c}\nBye.{c}", "Hm.\n\nYes.", "Hi.\n\nBye."),
+        ("Hi.\n{c}\nBye.{c}", "", "Hi.\n\nBye."),
+        ("Hi. {o}Hm.{c} Bye.", "Hm.", "Hi.  Bye."),
+        ("Write `{o}` and `{c}`.\n```\n{o}\n{c}\n```", "", "Write `{o}` and `{c}`.\n```\n{o}\n{c}\n```"),
+    ],
+)
+def test_blocks_of_any_family_that_a_server_lets_through_are_reasoning(
+    dialect: Dialect, template: str, reasoning: str, answer: str
+) -> None:
+    opener, closer = next(iter(dialect.blocks.items()))
+    text, wanted = (each.replace("{o}", opener).replace("{c}", closer) for each in (template, answer))
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+        assert reasoned(pieces) == (reasoning, wanted), pieces

@@ -31,7 +31,6 @@ from mlx_backend.conversation.dialects.families.shared import (
     REASONED,
     THINK_TAGS,
     family,
-    leaked_calls,
 )
 from mlx_backend.conversation.dialects.signs import Sign, layout, own
 
@@ -76,7 +75,7 @@ MISTRAL = family(
     signs=(own("[TOOL_CALLS]"), layout("[INST]", "[/INST]")),
     form=_MISTRAL_FORM,
     example='[THINK]I need the weather.[/THINK][TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 3}</s>',
-    leaks=leaked_calls("[TOOL_CALLS]"),
+    leaked_calls=("[TOOL_CALLS]",),
 )
 
 
@@ -99,7 +98,7 @@ def _deepseek(name: str, *aliases: str, syntax: CallBlock, sign: Sign, example: 
             noise=_DEEPSEEK_RESULTS,
         ),
         example=example,
-        leaks=leaked_calls("<｜tool▁calls▁begin｜>") if name == "deepseek-v3" else None,
+        leaked_calls=("<｜tool▁calls▁begin｜>",) if name == "deepseek-v3" else (),
     )
 
 
@@ -143,7 +142,7 @@ KIMI_K2 = family(
         "<think>I need the weather.</think><|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
         '<|tool_call_argument_begin|>{"city": "Paris", "days": 3}<|tool_call_end|><|tool_calls_section_end|>'
     ),
-    leaks=leaked_calls("<|tool_calls_section_begin|>"),
+    leaked_calls=("<|tool_calls_section_begin|>",),
 )
 
 
@@ -169,7 +168,7 @@ KIMI_K3 = family(
         '<|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|>'
         "<|close|>call<|sep|><|close|>tools<|sep|>"
     ),
-    leaks=leaked_calls(_xtml("tools")[0]),
+    leaked_calls=(_xtml("tools")[0],),
     taught_by=(OPEN,),
 )
 
@@ -193,7 +192,7 @@ APERTUS = family(
         "<|inner_prefix|>I need the weather.<|inner_suffix|>"
         '<|tools_prefix|>[{"get_weather": {"city": "Paris", "days": 3}}]<|tools_suffix|>'
     ),
-    leaks=leaked_calls("<|tools_prefix|>"),
+    leaked_calls=("<|tools_prefix|>",),
 )
 _COHERE_CALLS = JsonObjects(
     name_key="tool_name", arguments_key="parameters", in_list=True, index_key="tool_call_id", around=("", "")
@@ -217,7 +216,7 @@ COHERE = family(
         '    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris", "days": 3}}\n'
         "]<|END_ACTION|>"
     ),
-    leaks=leaked_calls("<|START_ACTION|>"),
+    leaked_calls=("<|START_ACTION|>",),
 )
 INTERNLM_CALLS = CallSection(
     openers=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
@@ -233,7 +232,7 @@ INTERNLM = family(
         '<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}'
         "<|action_end|>"
     ),
-    leaks=leaked_calls("<|action_start|><|plugin|>"),
+    leaked_calls=("<|action_start|><|plugin|>",),
 )
 _GIGACHAT_CALLS = JsonObjects(around=("", ""))
 GIGACHAT = family(
@@ -252,5 +251,5 @@ GIGACHAT = family(
         controls=("<|message_sep|>",),
     ),
     example='<|function_call|>{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}',
-    leaks=leaked_calls("<|function_call|>"),
+    leaked_calls=("<|function_call|>",),
 )

@@ -14,7 +14,6 @@ from mlx_backend.conversation.dialects.families.shared import (
     REASONED,
     THINK_TAGS,
     family,
-    leaked_calls,
     tool_call,
 )
 from mlx_backend.conversation.dialects.signs import Sign, call_format, layout, own
@@ -162,7 +161,7 @@ SEED_OSS = family(
         "<seed:think>I need the weather.</seed:think>\n<seed:tool_call>\n<function=get_weather>\n"
         "<parameter=city>Paris</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>"
     ),
-    leaks=leaked_calls("<seed:tool_call>"),
+    leaked_calls=("<seed:tool_call>",),
 )
 
 _PARAM_XML = XmlCalls(

@@ -18,7 +18,6 @@ from mlx_backend.conversation.dialects.families.shared import (
     REASONED,
     THINK_TAGS,
     family,
-    leaked_calls,
 )
 from mlx_backend.conversation.dialects.signs import Sign, own
 
@@ -45,7 +44,7 @@ MINIMAX_M2 = family(
         f'{REASONED}<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
         '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>'
     ),
-    leaks=leaked_calls("<minimax:tool_call>"),
+    leaked_calls=("<minimax:tool_call>",),
 )
 MINIMAX_M3 = family(
     "minimax-m3",
@@ -76,7 +75,7 @@ MINIMAX_M3 = family(
         f'<invoke name="get_weather">{NAMESPACE}<city>Paris{NAMESPACE}</city>{NAMESPACE}<days>3{NAMESPACE}</days>'
         f"{NAMESPACE}</invoke>\n{NAMESPACE}</tool_call>"
     ),
-    leaks=leaked_calls(f"{NAMESPACE}<tool_call>"),
+    leaked_calls=(f"{NAMESPACE}<tool_call>",),
     taught_by=(NAMESPACE,),
 )
 
@@ -142,9 +141,7 @@ def _dsml(name: str, *aliases: str, word: str, blank: str = "", sign: Sign) -> D
             f'<{_DSML}{blank}parameter name="days" string="false">3</{_DSML}{blank}parameter>\n'
             f"</{_DSML}{blank}invoke>\n</{_DSML}{word}>"
         ),
-        leaks=leaked_calls(*(f"<{_DSML}{word}>" for word in _DSML_WORDS))
-        if word == "function_calls"
-        else None,
+        leaked_calls=(*(f"<{_DSML}{word}>" for word in _DSML_WORDS),) if word == "function_calls" else (),
         history=ALL_WITH_TOOLS,
     )
 

@@ -20,7 +20,6 @@ from mlx_backend.conversation.dialects.families.shared import (
     ALL_WITH_TOOLS,
     THINK_TAGS,
     family,
-    leaked_calls,
     tool_call,
 )
 from mlx_backend.conversation.dialects.signs import Sign, call_format, own
@@ -87,7 +86,7 @@ LONGCAT = family(
         "<longcat_arg_key>city</longcat_arg_key>\n<longcat_arg_value>Paris</longcat_arg_value>\n"
         "<longcat_arg_key>days</longcat_arg_key>\n<longcat_arg_value>3</longcat_arg_value>\n</longcat_tool_call>"
     ),
-    leaks=leaked_calls("<longcat_tool_call>"),
+    leaked_calls=("<longcat_tool_call>",),
 )
 _HUNYUAN_FORM = BlockFormat(
     reasoning=THINK_TAGS,
@@ -195,5 +194,5 @@ K2_HORIZON = family(
         "<ifm|arg_key>city</ifm|arg_key><ifm|arg_value>Paris</ifm|arg_value>"
         "<ifm|arg_key>days</ifm|arg_key><ifm|arg_value>3</ifm|arg_value></ifm|tool_call></ifm|tool_calls>"
     ),
-    leaks=leaked_calls("<ifm|tool_calls>"),
+    leaked_calls=("<ifm|tool_calls>",),
 )

@@ -10,7 +10,7 @@ from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.pythonic import PythonicCalls, TaggedCalls
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
-from mlx_backend.conversation.dialects.families.shared import REASONED, THINK_TAGS, family, leaked_calls
+from mlx_backend.conversation.dialects.families.shared import REASONED, THINK_TAGS, family
 from mlx_backend.conversation.dialects.signs import call_format, layout, own
 from mlx_backend.conversation.dialects.tool_prompts import python_tool_prompt
 
@@ -29,7 +29,7 @@ GEMMA_4 = family(
         "<|channel>thought\nI need the weather.<channel|>"
         '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|><|tool_response>'
     ),
-    leaks=leaked_calls("<|tool_call>"),
+    leaked_calls=("<|tool_call>",),
 )
 FUNCTION_GEMMA = family(
     "functiongemma",
@@ -45,7 +45,7 @@ FUNCTION_GEMMA = family(
         ends=frozenset({"<end_of_turn>", "<start_function_response>"}),
     ),
     example="<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>",
-    leaks=leaked_calls("<start_function_call>"),
+    leaked_calls=("<start_function_call>",),
 )
 
 LFM2 = family(
@@ -59,7 +59,7 @@ LFM2 = family(
         ),
     ),
     example='<|tool_call_start|>[get_weather(city="Paris", days=3)]<|tool_call_end|>',
-    leaks=leaked_calls("<|tool_call_start|>"),
+    leaked_calls=("<|tool_call_start|>",),
 )
 OLMO = family(
     "olmo",
@@ -74,7 +74,7 @@ OLMO = family(
         ),
     ),
     example=f'{REASONED}<function_calls>get_weather(city="Paris", days=3)</function_calls>',
-    leaks=leaked_calls("<function_calls>"),
+    leaked_calls=("<function_calls>",),
 )
 GEMMA_3 = family(
     "gemma3-tool_code",
@@ -134,5 +134,5 @@ LLAMA_3 = family(
         ends=frozenset({"<|eom_id|>", "<|eot_id|>"}),
     ),
     example='{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}',
-    leaks=leaked_calls("<|python_tag|>"),
+    leaked_calls=("<|python_tag|>",),
 )

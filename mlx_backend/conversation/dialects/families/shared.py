@@ -9,6 +9,7 @@ from mlx_backend.conversation.dialects.base import RESULT_TEXT, Dialect, History
 from mlx_backend.conversation.dialects.block_format import BlockCalls, CallSection
 from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
+from mlx_backend.conversation.dialects.think import OPENERS
 
 if TYPE_CHECKING:
     from mlx_backend.conversation.dialects.base import CallCodec, ToolPromptWriter
@@ -39,13 +40,17 @@ def family(
     form: BlockFormat,
     example: str,
     calls: CallCodec | None = None,
-    leaks: RawMarkup | None = None,
+    leaked_calls: tuple[str, ...] = (),
     taught_by: tuple[str, ...] = (),
     history: HistoryPolicy = BY_TEMPLATE,
     result_text: str = RESULT_TEXT,
     tool_prompt: ToolPromptWriter | None = None,
 ) -> Dialect:
-    """Make a family's dialect of its table."""
+    """Make a family's dialect of its table.
+
+    `leaked_calls` open its calls, and are recognised where a server lets them through; so are blocks of its own.
+    """
+    own = {opener: closer for opener, closer in form.reasoning.items() if opener not in OPENERS}
     return Dialect(
         name=name,
         aliases=aliases,
@@ -64,11 +69,8 @@ def family(
         history=history,
         result_text=result_text,
         tool_prompt=tool_prompt,
-        leaks=leaks or RawMarkup(),
+        leaks=RawMarkup(
+            openers=(*own,), call_openers=leaked_calls, reasoning_closers=(*dict.fromkeys(own.values()),)
+        ),
         example=example,
     )
-
-
-def leaked_calls(*openers: str) -> RawMarkup:
-    """Return the markup of a family of which only calls are recognised where a server lets them through."""
-    return RawMarkup(call_openers=openers)
