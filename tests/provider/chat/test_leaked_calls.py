@@ -11,7 +11,8 @@ import pytest
 from dify_mlx_provider.chat.stream_reader import StreamReader, iter_text
 from dify_mlx_provider.chat.think_block import ThinkBlockWriter
 from mlx_backend.conversation.dialects import DIALECTS, Dialect
-from mlx_backend.conversation.events import ContentDelta, ReasoningDelta
+from mlx_backend.conversation.events import Event
+from mlx_backend.conversation.parser import fold
 
 WEATHER = {
     "type": "function",
@@ -130,15 +131,12 @@ def test_an_answer_of_other_json_is_shown_as_it_comes() -> None:
 def reasoned(pieces: list[str], **how: Any) -> tuple[str, str]:
     """The reasoning and the answer."""
     reader = StreamReader([WEATHER], **how)
-    events: list[Any] = []
+    events: list[Event] = []
     for piece in pieces:
         events += reader.feed({"choices": [{"index": 0, "delta": {"content": piece}}]})
     events += reader.close()
-    reasoning, answer = (
-        "".join(event.text for event in events if isinstance(event, kind))
-        for kind in (ReasoningDelta, ContentDelta)
-    )
-    return reasoning, answer
+    message = fold(events)
+    return message.reasoning, message.content
 
 
 @pytest.mark.parametrize(
