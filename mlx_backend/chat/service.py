@@ -13,7 +13,7 @@ import logging
 import threading
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlx_backend.byte_cache import CacheBudget
 from mlx_backend.chat.capabilities import ChatFormat, ModelFacts, describe
@@ -59,8 +59,18 @@ log = logging.getLogger(__name__)
 PREWARM_SECONDS = 2.0
 """How long the engine may be busy with the text of a prompt that is only likely to come."""
 
+MAX_PROMPT_LOGPROBS = 1 << 21
+"""Log probabilities of prompts' tokens in one request: they are held until the response has been sent."""
+
 EXPECTED_TOKENS = 2048
 """Tokens that a reply is expected to have if its client sets no limit."""
+
+
+class _TextPrompt(NamedTuple):
+    """The tokens of a bare text, and what ends its continuation."""
+
+    tokens: tuple[int, ...]
+    stop: tuple[str, ...]
 
 
 class Service:
@@ -213,19 +223,31 @@ class Service:
 
     def complete(self, request: CompletionRequest, client: QueueClient = ANYONE) -> Reply:
         """Start a client's completion of a bare text. Raises RequestError or an EngineError."""
-        return self._complete(request, client, 1)(0, None)
+        return self._complete(request, self._completion_prompt(request), client, 1)(0, None)
 
     def complete_replies(
         self, requests: Sequence[CompletionRequest], n: int, client: QueueClient = ANYONE
     ) -> Reply | ReplyGroup:
         """Start n completions of each text. Raises what `complete` raises."""
         self._limits.check_choices(n, len(requests))
-        return start_replies([self._complete(request, client, n) for request in requests], n)
+        prompts = [self._completion_prompt(request) for request in requests]
+        _check_echoed(requests, prompts, n)
+        starts = [
+            self._complete(request, prompt, client, n)
+            for request, prompt in zip(requests, prompts, strict=True)
+        ]
+        return start_replies(starts, n)
 
-    def _complete(self, request: CompletionRequest, client: QueueClient, n: int) -> ReplyStart:
-        """Make the tokens of a text; return what starts each of n completions of it."""
-        tokenizer = self.engine.tokenizer
-        tokens, stop = self._completion_prompt(request)
+    def _complete(
+        self,
+        request: CompletionRequest,
+        prompt: _TextPrompt,
+        client: QueueClient,
+        n: int,
+    ) -> ReplyStart:
+        """Return what starts each of n completions of a prompt."""
+        tokenizer, tokens = self.engine.tokenizer, prompt.tokens
+        self._limits.max_tokens_of(request, len(tokens))  # before any is started
         echo = None
         if request.echo:
             text = request.prompt if isinstance(request.prompt, str) else tokenizer.decode(tokens)
@@ -239,7 +261,7 @@ class Service:
                 prompt_tokens=len(tokens),
                 special_tokens=tokenizer.special_tokens,
                 priority=request.priority or 0,
-                stop=stop,
+                stop=prompt.stop,
                 max_repeated_tokens=self._limits.max_repeated_tokens_of(request),
                 echo=echo,
                 prompt_only=prompt_only,
@@ -251,8 +273,7 @@ class Service:
 
         return start
 
-    def _completion_prompt(self, request: CompletionRequest) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Return the tokens of a completion's prompt, and its stop strings."""
+    def _completion_prompt(self, request: CompletionRequest) -> _TextPrompt:
         if isinstance(request.prompt, str):
             self._size.check(request.prompt, "prompt")
             tokens = self.text_tokens(request.prompt, bos=request.bos and not request.suffix)
@@ -260,14 +281,14 @@ class Service:
             tokens = request.prompt
             self._check_tokens("prompt[{}]", "prompt", tokens)
         if not request.suffix:
-            return tokens, request.stop
+            return _TextPrompt(tokens, request.stop)
         tokenizer = self.engine.tokenizer
         infill = infill_format(tokenizer, self.engine.model_id)
         self._size.check(request.suffix, "suffix")
         after = self.text_tokens(request.suffix, bos=False)
         first = tokenizer.bos_tokens if request.bos else ()
         tokens = (*first, *infill.tokens(tokenizer, tokens, after))
-        return tokens, (*request.stop, *infill.ends)
+        return _TextPrompt(tokens, (*request.stop, *infill.ends))
 
     def prompt(self, request: ChatRequest) -> Prompt:
         """Build the prompt that `chat` would have the engine continue. Raises what `chat` raises about it."""
@@ -425,6 +446,21 @@ def _log_broken(calls: Iterable[ToolCall]) -> None:
             "The model called %s with arguments that are no JSON object and cannot be repaired. They were sent as it "
             "wrote them.",
             ", ".join(map(excerpt, sorted(names))),
+        )
+
+
+def _check_echoed(requests: Sequence[CompletionRequest], prompts: Sequence[_TextPrompt], n: int) -> None:
+    """Raise the RequestError for more log probabilities of prompts' tokens than are held for one request."""
+    total = sum(
+        n * len(prompt.tokens) * (1 + request.logprobs)
+        for request, prompt in zip(requests, prompts, strict=True)
+        if request.echo and request.logprobs is not None
+    )
+    if total > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"The tokens of the prompts and the likeliest in their places have {total} log probabilities; at most "
+            f"{MAX_PROMPT_LOGPROBS} are sent for one request. Send fewer prompts in it, or a smaller 'logprobs'.",
+            "logprobs",
         )
 
 

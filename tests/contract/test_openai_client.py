@@ -46,6 +46,19 @@ def scripts(prompt: str) -> str:
     return CALL if "functions.get_weather" in prompt else ANSWER
 
 
+def test_several_prompts_and_several_choices_arrive_as_the_clients_own_objects(client: OpenAI) -> None:
+    completions = client.completions.create(model="scripted", prompt=["a", "b"], n=2, echo=True)
+    assert [choice.index for choice in completions.choices] == [0, 1, 2, 3]
+    assert [choice.text[:2] for choice in completions.choices] == ["a<", "a<", "b<", "b<"]
+    chats = client.chat.completions.create(model="scripted", messages=[USER], n=2)
+    assert [choice.message.content for choice in chats.choices] == ["The capital is Paris."] * 2
+    texts = ["", ""]
+    for chunk in client.chat.completions.create(model="scripted", messages=[USER], n=2, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == ["The capital is Paris."] * 2
+
+
 @pytest.fixture(scope="module")
 def engine() -> Iterator[ScriptedEngine]:
     with ScriptedEngine(scripts, context_length=4096) as engine:

@@ -22,7 +22,14 @@ from pydantic_core import PydanticCustomError
 
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai.base import Lenient, Refusals, is_empty, is_one_of
-from mlx_backend.api.openai.generation_body import REFUSED, GenerationBody, accepts, as_whole, names_of
+from mlx_backend.api.openai.generation_body import (
+    LIMIT_NAMES,
+    REFUSED,
+    GenerationBody,
+    accepts,
+    as_whole,
+    names_of,
+)
 from mlx_backend.api.openai.objects import (
     EFFORT_FIELDS,
     DescribedAs,
@@ -254,7 +261,7 @@ _HARMLESS_OUTPUT_FIELDS = frozenset({"disable_fallback", "disable_any_whitespace
 @accepts(
     *names_of("thinking_budget"),
     *names_of("thinking_budget_message"),
-    *("answer_reserve", "reasoning_format", "max_completion_tokens", "background_detection"),
+    *("answer_reserve", "reasoning_format", "background_detection"),
 )
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
@@ -382,7 +389,7 @@ class ChatBody(GenerationBody):
             sampling=self.sampling(),
             adapter=self.adapters,
             priority=self.priority,
-            max_tokens=self.setting("max_completion_tokens", "max_tokens", "n_predict"),
+            max_tokens=self.setting(*LIMIT_NAMES),
             max_repeated_tokens=self.setting("max_repeated_tokens"),
             stop=self.stop,
             logprobs=self._logprobs(),

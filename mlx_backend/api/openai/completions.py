@@ -17,7 +17,13 @@ from mlx_backend.api.openai.base import (
     is_one_of,
     with_extra_body,
 )
-from mlx_backend.api.openai.generation_body import REFUSED, GenerationBody, as_count_of_logprobs, as_limit
+from mlx_backend.api.openai.generation_body import (
+    LIMIT_NAMES,
+    REFUSED,
+    GenerationBody,
+    as_count_of_logprobs,
+    as_limit,
+)
 from mlx_backend.api.openai.objects import DescribedAs, Prompts, TextChunk, TextCompletion
 from mlx_backend.api.openai.stream import ChoiceWriter, Chunk, ChunkWriter, ReplyForm, TextLogprobs
 from mlx_backend.chat.reply import ContentLogprobs, EchoedPrompt
@@ -73,7 +79,7 @@ class CompletionBody(GenerationBody):
                 adapter=self.adapters,
                 priority=self.priority,
                 bos=self.add_special_tokens is not False,
-                max_tokens=self.max_tokens if self.max_tokens is not None else self.setting("n_predict"),
+                max_tokens=self.setting(*LIMIT_NAMES),
                 max_repeated_tokens=self.setting("max_repeated_tokens"),
                 stop=self.stop,
                 logprobs=self.logprobs,

@@ -187,6 +187,9 @@ REFUSED: Refusals = {
 }
 
 
+LIMIT_NAMES = ("max_completion_tokens", "max_tokens", "n_predict")
+PENALTY_NAMES = ("repetition_penalty", "repeat_penalty")
+"""Names of one setting; the first that is sent counts."""
 _FOR_STREAMS = ("stream_options", "return_progress")
 
 
@@ -197,7 +200,9 @@ class StreamOptions(Lenient):
     continuous_usage_stats: bool | None = None
 
 
-@accepts(*SAMPLING, "max_tokens", "max_repeated_tokens", "repeat_penalty", "n_predict")
+@accepts(
+    *SAMPLING, "max_tokens", "max_completion_tokens", "n_predict", "max_repeated_tokens", "repeat_penalty"
+)
 class GenerationBody(Body):
     """What both kinds of request for generated text share."""
 
@@ -218,9 +223,15 @@ class GenerationBody(Body):
 
     @property
     def ignored(self) -> list[str]:
-        """The fields that have no meaning here, or none in a reply that is not streamed."""
+        """The fields that have no meaning here, or none in a reply that is not streamed, or that another overrules."""
         sent = () if self.stream else (name for name in _FOR_STREAMS if getattr(self, name))
-        return [*sent, *super().ignored]
+        overruled = (
+            name
+            for names in (LIMIT_NAMES, PENALTY_NAMES)
+            for name in names
+            if getattr(self, name, None) not in (None, self.setting(*names))
+        )
+        return [*sent, *overruled, *super().ignored]
 
     @property
     def num_choices(self) -> int:
@@ -246,7 +257,7 @@ class GenerationBody(Body):
 
     def setting(self, *names: str) -> Any:
         """Return the first of these settings that was sent; None if none was."""
-        values = (getattr(self, name) for name in names)
+        values = (getattr(self, name, None) for name in names)
         return next((value for value in values if value is not None), None)
 
     def sampling(self) -> dict[str, Any]:
@@ -256,7 +267,7 @@ class GenerationBody(Body):
             **{name: self.setting(name) for name in SAMPLING},
             "top_k": None if top_k is None else max(top_k, 0),
             "seed": None if seed in (None, -1) else seed % 2**63,
-            "repetition_penalty": self.setting("repetition_penalty", "repeat_penalty"),
+            "repetition_penalty": self.setting(*PENALTY_NAMES),
             "logit_bias": self.logit_bias or None,
         }
         return {name: value for name, value in sent.items() if value is not None}

@@ -210,6 +210,8 @@ def test_what_clients_send_out_of_habit_is_accepted_and_named_as_ignored(
         ({"thinking": {"type": "enabled", "display": "full"}}, "thinking.display"),
         ({"output_config": {"effort": "low", "format": {}}}, "output_config.format"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"max_tokens": 100, "max_completion_tokens": 200, "n_predict": 200}, "max_tokens"),
+        ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repeat_penalty"),
         ({"return_progress": True, "verbosity": "low"}, "return_progress, verbosity"),
     ):
         assert answered(client, **fields).headers["x-mlx-backend-ignored"] == named

@@ -299,6 +299,13 @@ def test_what_has_no_meaning_for_a_bare_text_is_named(client: Client) -> None:
     assert response.headers["x-mlx-backend-ignored"] == "reasoning_effort, think, tools"
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_a_limit_has_several_names(engine: ScriptedEngine, client: Client, name: str) -> None:
+    response = client.post("/v1/completions", json={"prompt": "a", name: 3})
+    assert "x-mlx-backend-ignored" not in response.headers
+    assert engine.requests[-1].request.max_tokens == 3
+
+
 class WithBos(ScriptedTokenizer):
     """The vocabulary of a model whose prompts begin with a token of their own."""
 

@@ -335,6 +335,7 @@ def test_an_unknown_adapter_is_reported_under_the_requests_own_field(client: Cli
         ({"prompt": "a", "suffix": "b", "echo": True}, "echo"),
         ({"prompt": "a", "max_tokens": -2}, "max_tokens"),
         ({"prompt": "a", "prompt_embeds": "QUJD"}, "prompt_embeds"),
+        ({"prompt": [[5] * 1000] * 4, "n": 30, "echo": True, "logprobs": 20}, "logprobs"),
         ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format"),
         ({"prompt": "a", "extra_body": {"guided_choice": ["b"]}}, "guided_choice"),
         ({"prompt": "a", "structured_outputs": {"regex": "b"}}, "structured_outputs"),

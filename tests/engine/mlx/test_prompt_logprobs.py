@@ -86,11 +86,13 @@ def test_they_are_those_of_one_forward(name: str, hybrid: Path, monkeypatch: pyt
             assert PromptLogprobs not in kinds[kinds.index(TokenDelta) :]
 
 
+@pytest.mark.parametrize("pads_chunks", [False, True])
 def test_prompts_of_a_crowd_are_scored_together_and_alone_and_from_no_cache(
-    monkeypatch: pytest.MonkeyPatch,
+    pads_chunks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefill_queue, "MAX_SCORED_BYTES", SMALL)
-    with engine_and_batch(MODEL_PATH) as (engine, _):
+    with engine_and_batch(MODEL_PATH) as (engine, batch):
+        batch.prefill_queue.pads_chunks = pads_chunks
         prompts = [random_tokens(engine, length, seed=length) for length in (5, 9, 70, 40, 12)]
         again = [*prompts, *prompts]  # by then their prefixes are cached
         asks = [at % 3 != 1 for at in range(len(again))]
