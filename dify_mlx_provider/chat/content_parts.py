@@ -19,15 +19,17 @@ from dify_plugin.entities.model.message import (
     ImagePromptMessageContent,
     MultiModalPromptMessageContent,
     TextPromptMessageContent,
+    ToolPromptMessage,
     VideoPromptMessageContent,
 )
 
 from mlx_backend.conversation.message_parts import UNSEEN
+from mlx_backend.conversation.result_media import result_content, unseen, without_image
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dify_plugin.entities.model.message import PromptMessage
+    from dify_plugin.entities.model.message import PromptMessage, PromptMessageContentUnionTypes
 
     from dify_mlx_provider.servers.base import ServedModel
     from dify_mlx_provider.upstream.credentials import Credentials
@@ -65,6 +67,8 @@ class AcceptedMedia:
 
     model_label: str
     refused: frozenset[str] = frozenset()
+    shows_results: bool = False
+    """Whether the model is known to see, and so is shown images that tools return."""
 
     @classmethod
     def of(cls, model: str, credentials: Credentials, described: ServedModel | None) -> Self:
@@ -77,8 +81,15 @@ class AcceptedMedia:
         }
         if credentials.vision is not None:
             refused = refused - {"image"} if credentials.vision else refused | {"image"}
+        sees = (
+            capabilities is not None and "vision" in capabilities
+            if credentials.vision is None
+            else credentials.vision
+        )
         own_name = described.name if described is not None and model == "default" else model
-        return cls(model_label=credentials.display_name or own_name, refused=frozenset(refused))
+        return cls(
+            model_label=credentials.display_name or own_name, refused=frozenset(refused), shows_results=sees
+        )
 
     def hides(self, content_type: str, *, is_earlier: bool) -> bool:
         """Whether the model reads that there was such content, in place of it."""
@@ -102,6 +113,8 @@ def message_content(
     message: PromptMessage, media: AcceptedMedia, *, is_earlier: bool = False
 ) -> str | list[dict[str, Any]]:
     """Return a message's content, a text or parts. Raises ValueError with a sentence for the user."""
+    if isinstance(message, ToolPromptMessage):
+        return _result(message.content or "", media)
     if not isinstance(message.content, list):
         return message.content or ""
     parts: list[dict[str, Any]] = []
@@ -113,6 +126,27 @@ def message_content(
             media.check(part.type.value, is_earlier=is_earlier)
         parts.append(_part(part))
     return parts
+
+
+def _result(
+    content: str | list[PromptMessageContentUnionTypes], media: AcceptedMedia
+) -> str | list[dict[str, Any]]:
+    """Return a tool's result, with a sentence for what the model is not shown: the user did not send it."""
+    given = content if isinstance(content, str) else [_part_of_result(part) for part in content]
+    shown: str | list[dict[str, Any]] = result_content(given)
+    if isinstance(shown, list) and not media.shows_results:
+        shown = list(map(without_image, shown))
+    return shown
+
+
+def _part_of_result(part: Any) -> dict[str, Any]:
+    try:
+        return _part(part)
+    except ValueError:  # there is only its address, or it is no text
+        return {
+            "type": "text",
+            "text": unseen(part.mime_type or part.type.value, 0, "only text and images are"),
+        }
 
 
 def document_texts(messages: Sequence[PromptMessage]) -> list[tuple[str, str]]:

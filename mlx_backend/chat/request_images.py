@@ -1,8 +1,9 @@
 """The images of a request and its model: shown, refused in words, or, in earlier turns, named.
 
-A model that cannot see refuses what it is asked about now. Images of turns that have been answered become the text
-`[image]`, so that a conversation can go on with another model; so do the oldest of more images than a request may have,
-so that it can go on for as long as its text fits. Knows no API: a message's part is an image's number.
+A model that cannot see refuses what a user asks about now. What a tool has shown it becomes a sentence: no user can
+take that away. Images of turns that have been answered become the text `[image]`, so that a conversation can go on with
+another model; so do the oldest of more images than a request may have, so that it can go on for as long as its text
+fits. Knows no API: a message's part is an image's number.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.chat.prompt import ImagePlaces, image_numbers
-from mlx_backend.conversation.message_parts import UNSEEN, has_images, is_image, tool_of_result
+from mlx_backend.conversation.message_parts import UNSEEN, has_images, is_image
+from mlx_backend.conversation.result_media import unseen_image
 from mlx_backend.engine.images import ImageSupport
 from mlx_backend.errors import EngineRefused, RequestError
 from mlx_backend.preparation import current
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mlx_backend.chat.request import ChatRequest
     from mlx_backend.engine.images import ImageProcessor, PreparedImage
@@ -104,14 +106,21 @@ class RequestImages:
         asked = _current_turn(request.messages)
         if self._means is not None:
             return self._within_limit(request, asked, self._means[0].max_images)
-        for index, message in enumerate(request.messages[asked:], asked):
-            if _holds_images(message):
-                raise self._refusal(request, index)
-        log.info(
-            "%s cannot see images: those of earlier turns (%d) are the text %s.",
-            *(self._model_id, len(request.images), UNSEEN),
-        )
-        return replace(request, messages=_named(request.messages, len(request.images)), images=())
+        for message in request.messages[asked:]:
+            if _holds_images(message) and not _is_result(message):
+                raise self._refusal(request, message)
+        messages = [
+            _with_parts(message, lambda part: _unseen(part, request.images))
+            if _is_result(message)
+            else message
+            for message in request.messages
+        ]
+        if earlier := sum(len(_images_of(message)) for message in messages):
+            log.info(
+                "%s cannot see images: those of earlier turns (%d) are the text %s.",
+                *(self._model_id, earlier, UNSEEN),
+            )
+        return replace(request, messages=_named(messages, earlier), images=())
 
     def _within_limit(self, request: ChatRequest, asked: int, limit: int) -> ChatRequest:
         """Name the oldest images in answered turns, if there are too many.
@@ -152,16 +161,11 @@ class RequestImages:
                 del picture  # before the next is loaded
         return SeenImages(processor, pad, images)
 
-    def _refusal(self, request: ChatRequest, index: int) -> RequestError:
-        message = request.messages[index]
-        at = next(at for at, part in enumerate(message["content"]) if is_image(part))
-        where = request.images[message["content"][at]["image"]].where
+    def _refusal(self, request: ChatRequest, message: Mapping[str, Any]) -> RequestError:
+        first = next(part for part in message["content"] if is_image(part))
         support = ImageSupport.NOT_HERE if self._support is ImageSupport.AVAILABLE else self._support
         text, code = _REFUSALS[support]
-        if message.get("role") in ("tool", "function"):
-            tool = tool_of_result(request.messages, index)
-            text = f"The result of {tool} holds an image. {text} Or have the tool return text."
-        return RequestError(text, where, code)
+        return RequestError(text, request.images[first["image"]].where, code)
 
 
 def _current_turn(messages: Sequence[Any]) -> int:
@@ -182,6 +186,21 @@ def _holds_images(message: Any) -> bool:
     return isinstance(message, dict) and has_images(message.get("content"))
 
 
+def _is_result(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") in ("tool", "function")
+
+
+def _unseen(part: Any, images: Sequence[ImageSource]) -> Any:
+    """Return a part of a result; of an image, what the model reads in its place: its tool cannot be asked again."""
+    return {"type": "text", "text": unseen_image(images[part["image"]].url)} if is_image(part) else part
+
+
+def _with_parts(message: Any, change: Callable[[Any], Any]) -> Any:
+    return (
+        {**message, "content": list(map(change, message["content"]))} if _holds_images(message) else message
+    )
+
+
 def _named(messages: Sequence[Any], count: int) -> list[Any]:
     """Return the messages with the text that names an image in place of the first `count` images."""
     named = iter(range(count))
@@ -189,7 +208,4 @@ def _named(messages: Sequence[Any], count: int) -> list[Any]:
     def shown(part: Any) -> Any:
         return {"type": "text", "text": UNSEEN} if is_image(part) and next(named, None) is not None else part
 
-    return [
-        {**message, "content": list(map(shown, message["content"]))} if _holds_images(message) else message
-        for message in messages
-    ]
+    return [_with_parts(message, shown) for message in messages]

@@ -28,8 +28,8 @@ from mlx_backend.conversation.message_parts import (
     SEALED_PART_TYPES,
     has_images,
     is_image,
-    media_in_result,
 )
+from mlx_backend.conversation.result_media import result_text, with_media_as_parts
 from mlx_backend.conversation.tools import ToolSet
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def sanitise(
     known = ToolSet(tools or ())
     policy = policy or (dialect.history if dialect is not None else DEFAULT_POLICY)
     history = _History(known if known.names else ToolSet(None), policy, dialect)
-    for message in messages:
+    for message in with_media_as_parts(messages):
         history.add(message)
     return history.finish()
 
@@ -165,8 +165,6 @@ def _check(messages: Any) -> None:
             known = ", ".join(ROLES)
             given = "is missing" if role is None else f"{excerpt(role)} is not a role"
             raise HistoryError(f"messages[{index}].role", f"{given}; use one of {known}")
-    if refused := media_in_result(messages):
-        raise HistoryError(*refused)
 
 
 class _History:
@@ -277,7 +275,7 @@ class _History:
         """Add a call that was displayed inside an answer, and its result."""
         self._append_assistant(reasoning, content, [(display.id, display.call.name, display.call.arguments)])
         if display.result is not None:
-            self._add_result(display.result, display.id, display.call.name)
+            self._add_result(result_text(display.result), display.id, display.call.name)
 
     # -- tool results ----------------------------------------------------------------------------
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from werkzeug import Request
 
-_IMAGE = re.compile(rb'"data:image\\?/[^"]*"')  # PHP's encoder puts a backslash before a slash
+# A data URI, or the base64 in which tools hand on images. PHP's encoder puts a backslash before a slash.
+_IMAGE = re.compile(rb'"(?:data:image\\?/[^"]*|[A-Za-z0-9+/=\\_-]{10000,})"')
 _REMEDY = (
     "Images count in every message, also in earlier ones: send smaller ones, or begin a new conversation."
 )

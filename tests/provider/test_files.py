@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -128,6 +129,24 @@ def test_an_image_of_an_earlier_turn_is_named_to_a_model_that_cannot_see(plugin:
         first, second = (body["messages"][0]["content"] for body in server.bodies)
     assert first == "What is this?\n[image]"
     assert [part["type"] for part in second] == ["text", "image_url"]
+
+
+def test_a_result_with_an_image_shows_it_to_a_model_that_sees_and_tells_any_other_of_it(
+    plugin: PluginProcess,
+) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    result = json.dumps({"content": [{"type": "image", "mimeType": "image/png", "data": "aaaa" * 500}]})
+    messages = [
+        user("Look."),
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": result},
+    ]
+    with mlx_backend(READER, VIEWER) as server:
+        for model in ("reader", "viewer"):
+            list(plugin.invoke(messages, credentials={"endpoint_url": server.address}, model=model))
+        first, second = (body["messages"][2]["content"] for body in server.bodies)
+    assert first == "[image/png, 2 kB, not shown: this model does not see]"
+    assert [part["image_url"]["url"] for part in second] == [f"data:image/png;base64,{'aaaa' * 500}"]
 
 
 def test_another_file_of_an_earlier_turn_cannot_be_removed_so_the_sentence_says_what_can_be_done(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import gc
+import json
 import tempfile
 import threading
 import weakref
@@ -177,11 +179,15 @@ def test_a_picture_at_an_address_is_the_one_that_was_sent(engine: ScriptedEngine
     assert fetched.image.digest == sent.image.digest
 
 
-def test_a_tools_result_shows_its_image(server: RunningServer, engine: ScriptedEngine) -> None:
+@pytest.mark.parametrize("form", ["part", "JSON"])
+def test_a_tools_result_shows_its_images(server: RunningServer, engine: ScriptedEngine, form: str) -> None:
+    data = base64.b64encode(png(200, 100)).decode()
+    parts = [text("a photo"), image(), {"type": "image", "data": data, "mimeType": "image/png"}]
     call = {"id": "c1", "type": "function", "function": {"name": "camera", "arguments": "{}"}}
-    result = {"role": "tool", "tool_call_id": "c1", "content": [text("a photo"), image()]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": json.dumps(parts) if form == "JSON" else parts}
     server.chat([user(text("Look.")), {"role": "assistant", "content": None, "tool_calls": [call]}, result])
-    assert len(started(engine).images) == 1
+    assert len(started(engine).images) == 2
+    assert data not in engine.requests[0].prompt
     assert "a photo" in engine.requests[0].prompt.partition("<|vision_start|>")[0]
 
 

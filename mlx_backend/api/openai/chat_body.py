@@ -39,7 +39,7 @@ from mlx_backend.api.openai.objects import (
 )
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
 from mlx_backend.conversation.json_values import excerpt, json_type, unwrapped_schema
-from mlx_backend.conversation.message_parts import media_in_result
+from mlx_backend.conversation.result_media import with_media_as_parts
 from mlx_backend.images import Detail, ImageSource
 from mlx_backend.models.spec import RESERVED_KWARGS
 from mlx_backend.settings import ReasoningFormat
@@ -371,8 +371,9 @@ class ChatBody(GenerationBody):
                 "one: send one of them.",
                 "continue_final_message",
             )
-        _check_contents(self.messages)
-        messages, images = take_images(self.messages)
+        messages = with_media_as_parts(self.messages)
+        _check_contents(messages)
+        messages, images = take_images(messages)
         tools = [] if self.tool_choice == "none" else _distinct(self.tools or [])
         choice = self.tool_choice if isinstance(self.tool_choice, ToolChoice) else ToolChoice()
         strict = frozenset(tool.function.name for tool in tools if tool.function.strict)
@@ -423,9 +424,6 @@ def _distinct(tools: Sequence[Tool]) -> list[Tool]:
 
 def _check_contents(messages: Sequence[Any]) -> None:
     """Raise the ApiError for a content that is no text, or that no model here can be shown."""
-    if (in_result := media_in_result(messages)) is not None:
-        where, sentence = in_result
-        raise refuse(sentence, where, "unsupported_content")
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
         where = f"messages[{i}].content"
