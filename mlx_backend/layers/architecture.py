@@ -16,6 +16,7 @@ import json
 import logging
 import re
 import sys
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +33,7 @@ from mlx_backend.models.config_names import (
 from mlx_backend.models.folders import MLX_VERSION, WEIGHTS, weight_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from types import ModuleType
 
 log = logging.getLogger(__name__)
@@ -69,10 +70,12 @@ def load_network(
     trust_remote_code: bool = False,
     overrides: Mapping[str, Any] | None = None,
     change: Callable[[type[Any]], type[Any]] = lambda network: network,
+    also_read: Collection[str] = (),
 ) -> tuple[Any, dict[str, Any]]:
     """Load a network lazily; return it and its configuration.
 
     `overrides` replace what the configuration says; `change` makes the class that is used of the architecture's own.
+    `also_read` are names in the configuration that the caller sees to.
     """
     mlx_lm.utils.glob = _Glob
     written = mlx_lm.utils.load_config(folder)
@@ -91,7 +94,7 @@ def load_network(
             f"The model {folder.name!r} is quantised in a way that is not read here ({method}): {MLX_VERSION}. What "
             f"was found: {first_line(error)}."
         ) from error
-    if ignored := sorted(_ignored(written, network)):
+    if ignored := sorted(_ignored(written, network, also_read)):
         log.warning(
             "mlx-lm does not know %s of the config.json in %s: if replies are worse than elsewhere, this may be why.",
             ", ".join(ignored),
@@ -188,19 +191,31 @@ def _aliases(model_type: str) -> Mapping[str, str]:
 
 def _completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what transformers makes of the settings of a configuration that are given; none if it cannot."""
+    its_log = logging.getLogger("transformers")
+    level = its_log.level
     try:
-        made = _transformers_config(str(config.get("model_type"))).from_dict(copy.deepcopy(dict(config)))
-        found: Mapping[str, Any] = json.loads(json.dumps(made.to_dict(), default=str))
+        its_log.setLevel(logging.ERROR)  # it misses the settings that are not given
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = _transformers_config(str(config.get("model_type"))).from_dict(copy.deepcopy(dict(config)))
+            found: Mapping[str, Any] = json.loads(json.dumps(made.to_dict(), default=str))
     except Exception:  # of whatever kind: it checks what it is given
         return {}
+    finally:
+        its_log.setLevel(level)
     return with_old_names(found)
 
 
-def _ignored(config: Mapping[str, Any], network: Any) -> Iterator[str]:
-    """Yield what a configuration says that no part of its network reads, unless it follows from what is read."""
+def _ignored(config: Mapping[str, Any], network: Any, also_read: Collection[str]) -> Iterator[str]:
+    """Yield what a configuration says that no part of its network reads, unless it follows from what is read.
+
+    A name that stands in the source of one of the network's classes counts as read.
+    """
     classes = {base for module in network.modules() for base in type(module).__mro__ if base is not object}
     modules = {each.__module__ for each in classes if not each.__module__.startswith("mlx.")}
-    known = {word for name in modules for word in re.findall(r"\w+", _source(sys.modules[name]))}
+    known = {word for name in modules for word in re.findall(r"\w+", _source(sys.modules[name]))} | {
+        *also_read
+    }
     for given in (config, config.get("text_config") or {}):
         model_type = str(given.get("model_type"))
         rest = _completed(

@@ -323,7 +323,7 @@ def check_weights(name: str, names: Collection[str], config: Mapping[str, Any], 
         return
     if any_match(names, "*.gguf"):
         raise EngineError(gguf(name))
-    if any_match(names, *_PYTORCH) and config.get("model_type") in ENCODERS:
+    if any_match(names, *_PYTORCH) and str(config.get("model_type")) in ENCODERS:
         raise EngineError(
             f"{name!r} has weights in PyTorch's format only, which is a program and is not run here. Convert them "
             "once, in their folder and with a Python that has PyTorch (pip install torch safetensors): "

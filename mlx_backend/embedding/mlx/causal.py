@@ -24,7 +24,10 @@ def load_causal(folder: Path, *, rerank: bool) -> tuple[Any, dict[str, Any]]:
     """Load with mlx-lm, lazily; also weights that were saved without the output head and without their prefix."""
     overrides = {} if rerank else {"tie_word_embeddings": True}  # an embedding model needs no output head
     return load_network(
-        folder, overrides=overrides, change=lambda base: _with_prefixed_weights(base, rerank=rerank)
+        folder,
+        overrides=overrides,
+        change=lambda base: _with_prefixed_weights(base, rerank=rerank),
+        also_read=("use_bidirectional_attention", "is_causal"),
     )
 
 
