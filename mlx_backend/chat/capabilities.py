@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 MAX_FOLDERS = 1024
 _FILES = (
     *("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"),
-    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/tool_use.jinja"),
+    *("chat_template.jinja", "chat_template.json", "processor_config.json"),
+    "additional_chat_templates/tool_use.jinja",
 )
 
 

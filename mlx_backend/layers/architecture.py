@@ -87,7 +87,7 @@ def load_network(
             model_config={**readable(written, network_class), "model_file": None, **(overrides or {})},
             get_model_classes=lambda config: (change(network_class), arguments_class),
         )
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, RuntimeError) as error:
         if (method := _foreign_quantisation(written)) is None:
             raise
         raise EngineError(
@@ -106,6 +106,8 @@ def load_network(
 def readable(config: Mapping[str, Any], network_class: type[Any]) -> dict[str, Any]:
     """Return a configuration under the names that an architecture may read."""
     found = with_both_names(config, _aliases)
+    if "text_config" in found:
+        found["text_config"] = _text_config(found)
     quantised = found.get("quantization_config")
     if (
         isinstance(quantised, dict)
@@ -123,6 +125,11 @@ def readable(config: Mapping[str, Any], network_class: type[Any]) -> dict[str, A
     return found
 
 
+def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else {}
+
+
 class _Glob:
     """Stands for the module `glob` in mlx-lm; a pattern of weights finds the files that are a model's."""
 
@@ -134,7 +141,7 @@ class _Glob:
 
 def _foreign_quantisation(config: Mapping[str, Any]) -> str | None:
     """Return how another program than MLX has quantised a model; None if none has."""
-    told = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    told = config.get("quantization_config") or _text_config(config).get("quantization_config")
     if "quantization" in config or not isinstance(told, dict):
         return None
     words = (told.get(key) for key in ("quant_method", "format", "quant_algo"))
@@ -216,7 +223,7 @@ def _ignored(config: Mapping[str, Any], network: Any, also_read: Collection[str]
     known = {word for name in modules for word in re.findall(r"\w+", _source(sys.modules[name]))} | {
         *also_read
     }
-    for given in (config, config.get("text_config") or {}):
+    for given in (config, _text_config(config)):
         model_type = str(given.get("model_type"))
         rest = _completed(
             {name: value for name, value in given.items() if name in known or name == "model_type"}

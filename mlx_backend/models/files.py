@@ -158,8 +158,9 @@ def own_chat_template(folder: Path) -> str | None:
     Where there is another for conversations with tools (`tool_use`), the two become one that chooses between them.
     """
     found = _named_templates(_tokenizer_config(folder).get("chat_template"))
-    if not found and (file := folder / "chat_template.json").is_file():  # which some processors have, alone
-        found = _named_templates(read_json(file).get("chat_template"))
+    for file in (folder / "chat_template.json", folder / "processor_config.json"):  # of models that see
+        if not found and file.is_file():
+            found = _named_templates(read_json(file).get("chat_template"))
     for name, file in (
         ("default", folder / "chat_template.jinja"),
         (_WITH_TOOLS, folder / "additional_chat_templates" / f"{_WITH_TOOLS}.jinja"),

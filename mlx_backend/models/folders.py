@@ -379,14 +379,11 @@ def _check_headers(name: str, folder: Path) -> None:
             length = int.from_bytes(head, "little")
             described = opened.read(length) if 8 + length <= size else b""
         try:
-            ends = [
-                each["data_offsets"][1]
-                for key, each in json.loads(described).items()
-                if key != "__metadata__"
-            ]
+            parts = [each for key, each in json.loads(described).items() if key != "__metadata__"]
+            is_whole = 8 + length + max((each["data_offsets"][1] for each in parts), default=0) <= size
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            ends = None
-        if ends is None or 8 + length + max(ends, default=0) > size:
+            is_whole = False
+        if not is_whole:
             raise EngineError(
                 f"{file.name} of {name!r} is damaged or cut short at {format_size(size)}: fetch it again."
             )
@@ -427,7 +424,11 @@ def _reason(error: Exception) -> str:
         return f"its config.json says nothing of {found[1]}"
     first, *others = str(error).strip().splitlines() or [""]
     line = first_line(error)
-    return f"{line}: {first_line(ValueError(others[0]))}" if first.rstrip().endswith(":") and others else line
+    return (
+        f"{line}: {first_line(ValueError(others[0].rstrip(', ')))}"
+        if first.rstrip().endswith(":") and others
+        else line
+    )
 
 
 # -- sizes ---------------------------------------------------------------------------------------------------

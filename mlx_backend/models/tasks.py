@@ -32,7 +32,7 @@ _TASKS: Final = (
     _UnservedTask(
         re.compile(
             r"whisper|parakeet|canary|kokoro|wav2vec|hubert|wavlm|speech|moonshine|voxtral|musicgen|encodec|audio|bark"
-            r"|seamless|sensevoice|vibevoice|_tts|tts_|(?<![a-z])(tts|asr|csm|dia|vits|snac|mimi|dac)(?![a-z])|talker"
+            r"|seamless|voice|ultravox|_tts|tts_|(?<![a-z])(tts|asr|csm|dia|vits|snac|mimi|dac)(?![a-z])|talker"
             r"|forctc|textto(waveform|spectrogram)|nemo\.collections\.(asr|tts)"
         ),
         "speech or sound",

@@ -81,6 +81,11 @@ class _Listing:
         for name in {_short_name(spec.name), _short_name(spec.source)} - {""}:
             self.short_names.setdefault(name, []).append(spec)
 
+    def add_unserved(self, name: str, problem: str) -> None:
+        """Note why a model cannot be served, for those who ask for it by any of its names."""
+        for each in (name, _short_name(name)):
+            self.unserved.setdefault(each, problem)
+
 
 class Catalogue:
     """The models that can be served. Thread-safe."""
@@ -226,14 +231,14 @@ class Catalogue:
         for _, root in self._roots:
             for name, folder, problem in models_below(root, listing.changes):
                 if problem:
-                    listing.unserved[name] = problem
+                    listing.add_unserved(name, problem)
                     self._warn(problem, folder)
                 else:
                     self._add_folder(name, folder.resolve(), listing)
         if self._hugging_face_cache:
             for repository, problem in models_in_hugging_face_cache(listing.changes):
                 if problem and not self._allow_download:  # which may complete it, or says why not
-                    listing.unserved[repository] = problem
+                    listing.add_unserved(repository, problem)
                 elif not problem and repository not in listing.sources:
                     listing.add(replace(self._others, name=repository, source=repository))
         return listing

@@ -87,6 +87,7 @@ LIST = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template":
     [
         ({"chat_template.jinja": PLAIN}, PLAIN),
         (JSON, PLAIN),
+        ({"processor_config.json": {"chat_template": PLAIN}}, PLAIN),
         ({"tokenizer_config.json": {"chat_template": LIST}}, WITH_TOOLS),
         ({"tokenizer_config.json": {"chat_template": LIST[1:]}, "chat_template.jinja": PLAIN}, WITH_TOOLS),
         ({"chat_template.json": {"chat_template": LIST}}, WITH_TOOLS),
