@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlx_backend.conversation.json_arguments import repair_arguments
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -261,6 +263,11 @@ def _collection(text: str, kind: type) -> tuple[Any] | None:
             value = parse_json(value)
     except ValueError:
         value = python_literal(text)
+        if value is None and text.strip()[:1] in ("{", "["):
+            try:
+                value = parse_json(repair_arguments(text))
+            except ValueError:
+                return None
     return (value,) if isinstance(value, kind) else None
 
 

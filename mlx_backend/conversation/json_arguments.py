@@ -10,7 +10,7 @@ soon as it is seen; what was put out is never taken back, so a little text is he
     else          `,` before `}` or `]`  dropped; held with the blanks after it
                   True, none, FALSE …    true, null, false; held to the word's end
                   {key:                  "key"; held to the colon
-                  'text'                 "text"
+                  'text', `text`         "text"
                   `\n`, spelt            a line break
     instead       nothing, null, ""      {}
                   "{\"key\": …}"         the object in the string
@@ -32,8 +32,8 @@ import json
 import re
 
 _BLANKS = re.compile(r"[ \t\r\n]+")
-_STOPS = {'"': re.compile(r'["\\\x00-\x1f]'), "'": re.compile(r"""['"\\\x00-\x1f]""")}
-_STRING_CHARACTERS = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
+_STOPS = {quote: re.compile(rf'[{quote}"\\\x00-\x1f]') for quote in "\"'`"}
+_STRING_CHARACTERS = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'`"}
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _COMMA = re.compile(r",[ \t\r\n]*")
@@ -171,7 +171,7 @@ class _Json:
                 assert blanks is not None
                 out.append(blanks[0])
                 at = blanks.end()
-            case '"' | "'" if character == '"' or self._may_begin:
+            case '"' | "'" | "`" if character == '"' or self._may_begin:
                 self._check(self._may_begin)
                 self._is_key = not self.as_written and self._expects_key
                 self.quote = character

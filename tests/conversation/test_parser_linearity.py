@@ -127,8 +127,8 @@ def test_four_times_the_text_costs_four_times_the_work(name: str, work: Work) ->
 @pytest.mark.parametrize(
     ("name", "unit"),
     [
-        ("hermes-json", "<tool_call>\n<function=f>"),
-        ("qwen-xml", "<function=f><parameter=a></function>"),
+        ("hermes-json", "<tool_call>\n<function=f{}>"),
+        ("qwen-xml", "<function=f{}><parameter=a></function>"),
     ],
 )
 def test_a_call_that_ends_with_the_next_ones_opener_is_decoded_once(
@@ -142,7 +142,7 @@ def test_a_call_that_ends_with_the_next_ones_opener_is_decoded_once(
         return original(syntax, body, tools)
 
     monkeypatch.setattr(XmlCalls, "decode", decode)
-    message = parse_text(unit * REPEATS, name)
+    message = parse_text("".join(unit.format(at) for at in range(REPEATS)), name)
     assert len(message.tool_calls) >= REPEATS - 1  # the last one may be cut
     assert len(decoded) <= REPEATS + 1
 

@@ -108,7 +108,7 @@ class BlockReader(Reader):
         *("_aliases", "_bare_anywhere", "_blocks", "_breaks", "_call", "_closers", "_code", "_control"),
         *("_drops_breaks", "_expected", "_format", "_has_begun", "_has_calls", "_has_reasoned"),
         *("_in_reasoning", "_json", "_layout", "_may_be_unwrapped", "_openers", "_section", "_sections"),
-        *("_shown", "_state", "_strays", "_tools", "_trims_layout", "_written", "fragments"),
+        *("_shown", "_state", "_strays", "_tools", "_trims_layout", "_unclosed", "_written", "fragments"),
     )
 
     def __init__(
@@ -161,6 +161,7 @@ class BlockReader(Reader):
         self._has_calls = False  # in this section, or just before this place
         self._call: OpenCall | None = None  # the one being read; set in CALL and the states after it
         self._written: list[str] = []  # what is shown, with the call's text, if no call comes of it
+        self._unclosed = ""  # the text of the last call, if it has lost its closer
         self._in_reasoning = False  # the call being read began in a block of reasoning
         match opens_in:
             case Channel.ANALYSIS if form.reasoning:
@@ -580,6 +581,7 @@ class BlockReader(Reader):
         is_marked = block.opener and not block.is_text
         must_be_offered = self._in_reasoning or (self._section is None and not is_marked)
         self._call = OpenCall(block, self._tools, must_be_offered=must_be_offered)
+        self._call.repeated, self._unclosed = self._unclosed, ""
         if is_marked:
             self._written.append(block.opener)
         self.delta = None
@@ -595,6 +597,8 @@ class BlockReader(Reader):
             self._give_up()
             return text[wrong:]
         call.text.append(text)
+        if call.may_repeat(text):
+            return ""
         written = str(call.text) if before < MAX_BEGINNING else ""
         begun = syntax.begin(written[:MAX_BEGINNING])
         end = call.end(text[: max(0, begun.arguments_at - before)] if begun else text)
@@ -660,7 +664,11 @@ class BlockReader(Reader):
         elif self._state is _BlockState.CALL and call.ends_with_doubted():
             self._end_at_doubted(call)
         elif self._may_be_next_call(call):
+            unclosed = (
+                str(call.text).strip() if self._state is _BlockState.CALL and call.block.closers else ""
+            )
             self._end_call(call, "")
+            self._unclosed = unclosed if self._state is not _BlockState.ANSWER else ""
         else:
             return False
         self.marker(marker)
@@ -676,6 +684,9 @@ class BlockReader(Reader):
         """Put a call out, or show what was written if it cannot be decoded."""
         if self._state is not _BlockState.CALL:
             self._end_arguments(call)
+        elif call.repeats():
+            self._commit(call)
+            self._after_call()
         elif call.is_begun:
             self._put_out_pieces(call, call.finish())
             if self._in_call:

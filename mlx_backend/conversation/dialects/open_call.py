@@ -40,8 +40,19 @@ class OpenCall:
     """One call while it is read: its text so far, and the closers in it that may be part of a value."""
 
     __slots__ = (
-        *("_decoded", "_doubted", "_has_begun", "_lone", "_span", "_stream", "_tools", "arguments", "block"),
-        *("delta", "doubts", "is_begun", "is_read_whole", "must_be_offered", "opened_by", "text"),
+        *(
+            "_decoded",
+            "_doubted",
+            "_has_begun",
+            "_lone",
+            "_same",
+            "_span",
+            "_stream",
+            "_tools",
+            "arguments",
+            "block",
+        ),
+        *("delta", "doubts", "is_begun", "is_read_whole", "must_be_offered", "opened_by", "repeated", "text"),
     )
 
     def __init__(self, block: CallBlock, tools: ToolSet, *, must_be_offered: bool) -> None:
@@ -51,6 +62,8 @@ class OpenCall:
         self.arguments = JsonArguments()  # used once they have begun, if they are JSON
         self.delta: Callable[[str], Event] | None = None  # of the arguments
         self.doubts = 0  # markers so far that may be part of a value
+        self.repeated = ""  # the call before it, which has lost its closer, as long as this one is the same
+        self._same = self.text.length  # characters of it that are
         self.opened_by = ""  # what was written before the text of a call that is begun
         self.is_begun = False  # a call of this text was put out, though it may go on
         self.is_read_whole = False  # no part of it is put out before its end
@@ -104,6 +117,20 @@ class OpenCall:
     def is_open(self) -> bool:
         """Whether the text so far ends within a value."""
         return self.block.syntax.is_open(str(self.text))
+
+    def may_repeat(self, text: str) -> bool:
+        """Whether the call may still be the one before it, with this piece of it. Then it is held."""
+        if self.repeated:
+            text = text if self._same else text.lstrip()
+            same = self.repeated[self._same : self._same + len(text)]
+            self._same += len(same)
+            if not text.startswith(same) or text[len(same) :].strip():
+                self.repeated = ""
+        return bool(self.repeated)
+
+    def repeats(self) -> bool:
+        """Whether the call is the one before it, word for word."""
+        return bool(self.repeated) and self._same == len(self.repeated)
 
     # calls in other notations than JSON, while they are written
 

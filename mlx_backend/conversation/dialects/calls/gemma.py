@@ -20,9 +20,9 @@ from mlx_backend.conversation.argument_values import (
     types_of,
 )
 from mlx_backend.conversation.dialects.base import Piece
-from mlx_backend.conversation.dialects.calls.base import to_json
+from mlx_backend.conversation.dialects.calls.base import beginnings, to_json
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
-from mlx_backend.conversation.dialects.calls.stream import CallStream, StreamedSyntax
+from mlx_backend.conversation.dialects.calls.stream import CallStream, StreamedSyntax, folded
 from mlx_backend.conversation.json_values import MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -96,6 +96,23 @@ class GemmaCalls(StreamedSyntax):
                 yield Piece(to_json(value))
 
 
+class UnwrappedGemmaCalls(GemmaCalls):
+    """Calls without markers: the whole answer is calls, so that nothing of them is known before its end."""
+
+    def __init__(self, delimiter: str) -> None:
+        super().__init__(delimiter)
+        self.head = re.compile(r"\s*" + beginnings("call:", r"\s*[\w.:/-]{0,256}\s*(?:\{.*)?"), re.DOTALL)
+
+    def stream(self, body: str, tools: ToolSet) -> None:
+        """Return nothing: the answer has to end first."""
+
+    def decode(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
+        """Return the calls, if nothing else is there."""
+        stream = _GemmaStream(tools, self.delimiter)
+        calls = folded([*stream.feed(body), *stream.finish()])
+        return () if stream.has_rest else calls
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where a value stands: in an object or a list, how deep, and what its schema says."""
@@ -116,17 +133,19 @@ class _GemmaStream(CallStream):
     that closes what it stands in.
     """
 
-    __slots__ = ("_delimiter",)
+    __slots__ = ("_delimiter", "has_rest")
 
     def __init__(self, tools: ToolSet, delimiter: str) -> None:
         super().__init__(tools)
         self._delimiter = delimiter
+        self.has_rest = False  # there is text that is no call
 
     def read(self) -> Reading:
         """Read calls."""
         while True:
             while not (begins := _CALL.match(self.text)):
                 if self.is_at_end or len(self.text) > _MAX_AHEAD or not _CALL_BEGUN.fullmatch(self.text):
+                    self.has_rest = bool(self.text.strip())
                     return
                 yield
             self.text = self.text[begins.end() :]

@@ -54,7 +54,10 @@ _STRINGS = re.compile(
 _AFTER_STRING = re.compile(
     r"\s*(?:[)\]}:#]|\Z|,\s*(?:[\"'\[{(*)\]}\d-]|[^\W\d]\w*\s*=|(?i:true|false|none|null)\b))"
 )
-_AFTER_BEGUN = re.compile(r"\s*(?:,\s*(?:[^\W\d]\w*\s*)?)?")
+# After a text that is an argument of its own.
+_AFTER_NAMED = re.compile(r"\s*(?:[)#]|\Z|,\s*(?:[)*#]|[^\W\d]\w*\s*=(?!=)))")
+_AFTER_POSITIONAL = re.compile(rf"(?!\s*[\]}}:]){_AFTER_STRING.pattern}")
+_AFTER_BEGUN = re.compile(r"\s*(?:,\s*(?:[^\W\d]\w*\s*=?)?)?")
 _NEXT_STRING = re.compile(r"\s+[\"']")
 _CALL = re.compile(r"(?:\s*```\w{0,16}\s*\n)?[\s\[\],;]*([A-Za-z_][\w.]*)\s*\(")
 _CALL_BEGUN = re.compile(r"\s*(?:`{1,3}|```\w{0,16}\s*)?[\s\[\],;]*(?:[A-Za-z_][\w.]*\s*)?")
@@ -183,7 +186,7 @@ class _PythonStream(CallStream):
                 return False
             types = types_of(property_schema(self.parameters, key), self.parameters)
             if first in ("'", '"') and (not types or "string" in types):
-                if not (yield from self._text(key)):
+                if not (yield from self._text(key, _AFTER_NAMED if word else _AFTER_POSITIONAL)):
                     return False
             else:
                 source = yield from self._expression()
@@ -218,7 +221,7 @@ class _PythonStream(CallStream):
             for key, value in arguments:
                 self.put(key, value)
 
-    def _text(self, key: str) -> Generator[None, None, bool]:
+    def _text(self, key: str, after: re.Pattern[str]) -> Generator[None, None, bool]:
         """Read a string, or several that are written one after the other. Return whether it is closed."""
         self._put_held()
         self.open_value(key)
@@ -234,7 +237,7 @@ class _PythonStream(CallStream):
                 self.is_plain = False
                 if mark == "\\":
                     yield from self._escape()
-                elif (yield from self._is_closing(quote)):
+                elif (yield from self._is_closing(quote, after)):
                     self.text = self.text[len(quote) :]
                     break
                 else:
@@ -260,16 +263,16 @@ class _PythonStream(CallStream):
         self.text = self.text[len(escape) :]
         self._write_text(_unescaped(escape))
 
-    def _is_closing(self, quote: str) -> Generator[None, None, bool]:
+    def _is_closing(self, quote: str, after: re.Pattern[str]) -> Generator[None, None, bool]:
         """Whether the quotation mark that comes next ends its string."""
         if len(quote) == 3:
             while len(self.text) < 3 and quote.startswith(self.text) and not self.is_at_end:
                 yield
             return self.text.startswith(quote)
         while True:
-            after = self.text[1:]
-            if self.is_at_end or len(after) > _MAX_AHEAD or not _AFTER_BEGUN.fullmatch(after):
-                return _AFTER_STRING.match(after) is not None or _NEXT_STRING.match(after) is not None
+            rest = self.text[1:]
+            if self.is_at_end or len(rest) > _MAX_AHEAD or not _AFTER_BEGUN.fullmatch(rest):
+                return after.match(rest) is not None or _NEXT_STRING.match(rest) is not None
             yield
 
     def _expression(self) -> Generator[None, None, str]:
@@ -300,7 +303,7 @@ class _PythonStream(CallStream):
                 while len(self.text) < 2 and not self.is_at_end:
                     yield
                 size = 2
-            elif (yield from self._is_closing(quote)):
+            elif (yield from self._is_closing(quote, _AFTER_STRING)):
                 parts.append(quote)
                 self.text = self.text[len(quote) :]
                 return

@@ -6,7 +6,7 @@ import re
 
 from mlx_backend.conversation.dialects.block_format import BlockFormat, CallBlock, CallSection
 from mlx_backend.conversation.dialects.calls.base import JsonSpan, PythonSpan, beginnings
-from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls
+from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls, UnwrappedGemmaCalls
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.pythonic import PythonicCalls, TaggedCalls
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
@@ -14,6 +14,7 @@ from mlx_backend.conversation.dialects.families.shared import REASONED, THINK_TA
 from mlx_backend.conversation.dialects.signs import call_format, layout, own
 from mlx_backend.conversation.dialects.tool_prompts import python_tool_prompt
 
+_UNWRAPPED_GEMMA = UnwrappedGemmaCalls('<|"|>')
 GEMMA_4 = family(
     "gemma4",
     "gemma-4",
@@ -21,6 +22,7 @@ GEMMA_4 = family(
     form=BlockFormat(
         reasoning={"<|channel>thought": "<channel|>", "<|channel>": "<channel|>"},
         sections=(CallSection(openers=("<|tool_call>",), closer="<tool_call|>", syntax=GemmaCalls('<|"|>')),),
+        blocks=(CallBlock(closers=("<tool_call|>",), syntax=_UNWRAPPED_GEMMA, head=_UNWRAPPED_GEMMA.head),),
         separators=",",
         ends=frozenset({"<|tool_response>", "<turn|>"}),
         controls=("<|channel>",),
