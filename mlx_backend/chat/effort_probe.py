@@ -56,15 +56,18 @@ _USUAL: Final = (Effort.LOW, Effort.MEDIUM, Effort.HIGH)
 _MORE: Final = {
     word: effort
     for effort, words in (
-        (Effort.LOW, "fast quick rapid short brief concise shallow lite simple 浅 快速"),
+        (Effort.LOW, "fast quick rapid short brief concise shallow lite simple small 浅 快速"),
         (Effort.MEDIUM, "balanced standard regular"),
-        (Effort.HIGH, "deep long heavy hard thorough extended detailed careful intense 深 深度"),
+        (
+            Effort.HIGH,
+            "deep long heavy hard thorough extended detailed careful intense intensive slow large 深 深度",
+        ),
         (Effort.MAX, "extreme exhaustive deepest unlimited"),
     )
     for word in words.split()
 }
 """Words that mean an effort only where a template takes them for one."""
-_THINKING: Final = r"(?:think|thought|reason|deliberat|ponder|cogit|reflect|contemplat|analysis)"
+_THINKING: Final = r"(?:think|thought|reason|deliberat|ponder|cogit|cogni|reflect|contemplat|analysis)"
 _CLOSED: Final = re.compile(
     # </think>, </seed:think>, [/THINK]
     rf"(?:(?:</|end_|\[/)(?:\w{{1,12}}:)?{_THINKING}\w{{0,12}}(?::\w{{1,20}})?[>\]|]{{1,2}}"
@@ -76,12 +79,18 @@ _CLOSED: Final = re.compile(
 )
 _STATED: Final = re.compile(
     rf"(?:effort|{_THINKING})\w{{0,12}}(?:[ _-](?:effort|level|depth|intensity|strength|degree|amount|power|setting))?"
+    r"(?: ?\([^()\n]{0,40}\))?"
     rf"(?:\s(?:is|to|at|of|level)\b|[\s:=>\"'*`(\[])*{OTHER}\b"
     rf"|\b{OTHER}[\s*`\"']+(?:(?:amount|level|degree|depth) of )?(?:effort|{_THINKING})\w{{0,12}}"
     r"\b(?! (?:model|assistant|agent|engine))",
     re.IGNORECASE,
 )
 """A prompt that says how hard to think, with the word it was given: `Thinking level: …`, `Use … effort`."""
+_MOST: Final = re.compile(
+    rf"{OTHER}[ )]*(?:/|out of|of|from) *(\d{{1,3}})\b|{OTHER}[^\n]{{0,40}}\b[01] *(?:-|–|to) *(\d{{1,3}})\b"
+    rf"|\b[01] *(?:-|–|to) *(\d{{1,3}})\b[^\n]{{0,40}}{OTHER}"
+)
+"""What a prompt says of the most that a number may be: `…/5`, `… out of 10`, `(0 to 10): …`."""
 _SAYS_THINK: Final = re.compile(rf"\b(?:effort|{_THINKING})|step[- ]by[- ]step|思考|推理", re.IGNORECASE)
 _SAYS_MORE: Final = re.compile(
     r"\b(?:long|hard|deep|thorough|careful|detail|extens|exhaust|much|all|most|max)", re.I
@@ -246,12 +255,15 @@ def is_left_blank(prompt: str, known: Collection[str]) -> bool:
 
 
 def number_levels(
-    render: Callable[[float], str | None], by_itself: str | None, numbers: Collection[float]
+    render: Callable[[float], str | None],
+    by_itself: str | None,
+    numbers: Collection[float],
+    most: int | None = None,
 ) -> dict[Effort, tuple[float, str]]:
     """Return the levels of an argument that takes a number, with their prompts; nothing if it takes none.
 
     `by_itself` is the template's prompt without a number, `numbers` are those it names: one of them may be its default,
-    which is then one of the levels.
+    which is then one of the levels. `most` is the highest, if the prompt says it.
     """
     own = next((each for each in sorted(numbers) if each > 0 and render(each) == by_itself), None)
     if own is not None and render(own / 2) == render(own * 2) == by_itself:
@@ -261,7 +273,9 @@ def number_levels(
         return render(number) is not None
 
     chosen: dict[Effort, float]
-    if takes(0.5) and (own < 1 or (own == 1 and not takes(2)) if own is not None else not takes(2)):
+    if most is not None:
+        chosen = _near({effort: max(1, round(most * fraction)) for effort, fraction in _FRACTIONS}, own, most)
+    elif takes(0.5) and (own < 1 or (own == 1 and not takes(2)) if own is not None else not takes(2)):
         chosen = _near(dict(_FRACTIONS), own, 1)
     elif takes(1) and takes(2) and not takes(50):
         steps = next(step for step in range(10, 1, -1) if takes(step))
@@ -437,8 +451,10 @@ type Budgets = tuple[tuple[Effort, int], ...]
 DEFAULT_BUDGETS: Final[Budgets] = ((Effort.LOW, 1024), (Effort.MEDIUM, 4096))
 """Tokens of reasoning, for models whose template has no scale. The level above them has no budget."""
 
-_IS_ABOUT_EFFORT: Final = re.compile(rf"effort|{_THINKING}")
-_IS_AMOUNT: Final = re.compile(r"effort|level|depth|intensity|strength|degree|amount|power|tier")
+_IS_ABOUT_EFFORT: Final = re.compile(rf"effort|{_THINKING}", re.IGNORECASE)
+_IS_AMOUNT: Final = re.compile(
+    r"effort|level|depth|intensity|strength|degree|amount|power|tier", re.IGNORECASE
+)
 _IS_ABOUT_HISTORY: Final = re.compile(r"preserve|clear|truncate|keep|drop|history|content|text")
 _IS_BUDGET: Final = re.compile(r"budget|token|limit|length")
 _FLAG: Final = re.compile(r"\A(minimal|low|medium|high)_effort\Z")
@@ -705,7 +721,13 @@ def _word_scale(probe: _EffortProbe, name: str, switch: Switch | None) -> Effort
             return None  # it prints a text of some other kind
     has_no_words = words.other is None and not any(words.prompts.values())
     if has_no_words or words.is_printed:
-        found = number_levels(lambda number: probe.render(fixed, {name: number}), by_itself, template.numbers)
+        most = _MOST.search(words.other or "")
+        found = number_levels(
+            lambda number: probe.render(fixed, {name: number}),
+            by_itself,
+            template.numbers,
+            int(next(filter(None, most.groups()))) if most else None,
+        )
         if words.is_printed and by_itself not in [prompt for _, prompt in found.values()]:
             found = {}
         if found and (off_prompt := probe.render(fixed, {name: 0})) is not None:

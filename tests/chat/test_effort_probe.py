@@ -164,6 +164,12 @@ TEMPLATES = {
     "a part of an object by an unknown name": "{% set o = options | default({}) %}"
     "{% set d = o.depth | default('medium') %}{% if d not in ['low', 'medium', 'high'] %}{{ raise_exception('?') }}"
     "{% endif %}Thinking depth: {{ d }}." + CHAT + "<think>",
+    "a number out of five": "Thinking level: {{ think_level | default(3) }}/5" + CHAT + "<think>",
+    "a number on a scale": "Reasoning depth (1-10): {{ gear | default(7) }}" + CHAT + "<think>",
+    "numbers as words": "{% if ponder_level == '1' %}A{% elif ponder_level == '2' %}B{% elif ponder_level == '3' %}C"
+    "{% endif %}" + CHAT + "<think>",
+    "in capitals": "{% if THINK_LEVEL is defined %}[{{ THINK_LEVEL }}]{% endif %}" + CHAT + "<think>",
+    "a level of detail": "Level of detail: {{ level | default('high') }}" + CHAT + "<think>",
     "prints a language": "Think in {{ language | default('English') }}."
     "{% if reasoning_language %}Reasoning language: {{ reasoning_language }}{% endif %}" + CHAT + "<think>",
     "prints a persona": "You are {{ persona | default('Ada') }}, a reasoning model." + CHAT + "<think>",
@@ -248,6 +254,11 @@ def scale_of(kind: str) -> EffortScale:
         ("a switch by any name", "none low medium high", "high"),
         ("through a macro", "none low medium high", "medium"),
         ("a part of an object by an unknown name", "none low medium high", "medium"),
+        ("a number out of five", "none low medium high max", "medium"),
+        ("a number on a scale", "none low medium high max", "high"),
+        ("numbers as words", "none low medium high", "medium"),
+        ("in capitals", "none low medium high", "medium"),
+        ("a level of detail", "none low medium high", "high"),
         ("prints a language", "none low medium high", "high"),
         ("prints a persona", "none low medium high", "high"),
         ("personas that think", "none low medium high", "high"),
@@ -332,10 +343,14 @@ def test_a_template_shows_its_own_scale(kind: str, levels: str, default: str | N
         ("words around one that is known", {"low": {"thinking_style": "glance"}}),
         ("compared with numbers", {"none": {"deliberation_level": 0}, "high": {"deliberation_level": 3}}),
         ("a switch by any name", {"none": {"hurry": True}, "low": {}}),
+        ("a number out of five", {"low": {"think_level": 1}, "max": {"think_level": 5}}),
+        ("a number on a scale", {"medium": {"gear": 5}, "high": {"gear": 7}}),
+        ("numbers as words", {"low": {"ponder_level": "1"}, "high": {"ponder_level": "3"}}),
         ("a part of an object by an unknown name", {"high": {"options": {"depth": "high"}}}),
         *(
             (kind, {"none": {}, "low": {}, "high": {}})
             for kind in (
+                "a level of detail",
                 "prints a language",
                 "prints a persona",
                 "personas that think",
