@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.reply_group import ReplyGroup, ReplyStart
     from mlx_backend.chat.request import ChatRequest, ReplyRequest
     from mlx_backend.chat.request_images import SeenImages
+    from mlx_backend.conversation.effort import Effort
     from mlx_backend.conversation.events import ToolCall
     from mlx_backend.conversation.tool_names import ToolNames
     from mlx_backend.engine.base import Constraint, PromptStart, QueueClient
@@ -108,6 +109,11 @@ class Service:
         self._superseded = SupersededReplies(engine.model_id)
         self._constraints = ReplyConstraints(tokenizer, form.dialect, self._limits, caches)
         self._prompts = ChatPrompts(tokenizer, form, self._limits, self._reasoning_store, caches)
+
+    @property
+    def efforts(self) -> Sequence[Effort]:
+        """The levels of the model's scale."""
+        return self._scale.efforts
 
     def named(self, name: str, settings: ModelSettings) -> Service:
         """Return this model under another name, with settings of its own; engine, caches and stores are the same."""

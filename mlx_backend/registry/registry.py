@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from mlx_backend.chat.capabilities import FolderDescriber
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
-from mlx_backend.conversation.effort import EFFORT_OF, fold
+from mlx_backend.conversation.effort import DIAL, EFFORT_OF, fold
 from mlx_backend.device.memory import room_for_weights, too_large
 from mlx_backend.embedding.embedder import Embedder
 from mlx_backend.embedding.embedding_config import EmbeddingOptions, folder_context_length
@@ -224,14 +224,20 @@ class MultiModelRegistry:
                 called = _Called(base, self._pool.find(base))
             except ModelError:
                 raise error from None
-        description = self._describe(called)
-        if description.kind != "llm":
-            raise UnknownEffort(called.spec.name, word, ())
-        effort = EFFORT_OF.get(fold(word))
-        # Of a model that has yet to be downloaded nothing is known.
-        if effort is None or (effort not in description.efforts and description.capabilities):
-            raise UnknownEffort(called.spec.name, word, description.efforts)
+        efforts, effort = self._efforts(called), EFFORT_OF.get(fold(word))
+        if effort is None or effort not in efforts:
+            raise UnknownEffort(called.spec.name, word, efforts)
         return replace(called, effort=effort)
+
+    def _efforts(self, called: _Called) -> Sequence[Effort]:
+        """Return the levels of a model: all there are of one that has yet to be downloaded, and is not known."""
+        service = self._service_of(called.spec)
+        if isinstance(service, Service):
+            return self._view(called, service).efforts
+        description = self._describe(called)
+        if description.kind == "llm" and not description.capabilities:
+            return DIAL
+        return description.efforts
 
     def _service_of(self, spec: ModelSpec) -> Service | Embedder | None:
         """Return the loaded service that has a model's weights."""
