@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from training.chat.exchange import Dialogue, Exchange, Reply, held_out
-from training.chat.program_prompts import padded, question
+from training.chat.program_prompts import RECORDED, padded, question, recorded
 from training.chat.words import invent, person, place, sentence, things
 
 # Topics a text can be classified by: what a category may be called, and what is said about it.
@@ -156,7 +156,7 @@ class _Case:
 
 
 def _categories(rng: random.Random, held: bool) -> _Case:
-    """Return a text and categories, of which it clearly fits one.
+    """Return a text and categories, of which it clearly fits one; or none, and then the last one is right.
 
     Held out is the pair of a text's wording and its category's name.
     """
@@ -170,13 +170,18 @@ def _categories(rng: random.Random, held: bool) -> _Case:
     if topic and rng.random() < 0.3:
         names.append(rng.choice(_OTHER))
     about = _SAID.get(topic, topic)
-    if rng.random() < 0.15:  # a category of which the text uses the name
+    fits_none = topic and not set(names) & set(_OTHER) and rng.random() < 0.2
+    if fits_none:
+        right = names.pop()
+        if form and held_out(f"classifier:{form}/{right}") != held:
+            return _categories(rng, held)
+    elif rng.random() < 0.15:  # a category of which the text uses the name
         about = right = " ".join(
             invent(rng, capital=rng.random() < 0.5) for _ in range(rng.choice((1, 1, 2)))
         )
         text = rng.choice(_BY_NAME).format(right)
-    names.append(right)
     rng.shuffle(names)
+    names.insert(len(names) if fits_none else rng.randint(0, len(names)), right)
     entries = [
         {"category_id": number, "category_name": name}
         for number, name in zip(_ids(rng, len(names)), names, strict=True)
@@ -189,13 +194,28 @@ def _input(rng: random.Random, text: str, categories: list[dict[str, str]], is_e
     listed = json.dumps(categories, ensure_ascii=False, separators=(",", ":") if compact else None)
     gap = rng.choice(("\n    ", "\n", " "))
     hint = sentence(rng, 3, 8) if rng.random() < 0.3 else ""
-    quoted = json.dumps(text, ensure_ascii=False)
-    message = f'{{"input_text": [{quoted}],{gap}"categories": {listed},{gap}"classification_instructions": ["{hint}"]}}'
+    message = _message(text, listed, hint, gap)
     return f"\n    {message}\n" if rng.random() < 0.7 else message
+
+
+def _message(text: str, listed: str, hint: str, gap: str) -> str:
+    quoted = json.dumps(text, ensure_ascii=False)
+    return f'{{"input_text": [{quoted}],{gap}"categories": {listed},{gap}"classification_instructions": ["{hint}"]}}'
+
+
+def _dify_classifier(rng: random.Random, held: bool) -> Dialogue:
+    case = _categories(rng, held)
+    hint = sentence(rng, 3, 8) if rng.random() < 0.3 else ""
+    message = _message(case.text, json.dumps(case.entries, ensure_ascii=False), hint, "\n    ")
+    instructions, examples = recorded(rng, held, "classifier")
+    exchange = _classified(case, f"\n    {message}\n")
+    return Dialogue("", "", (exchange,), instructions, history=tuple(examples))
 
 
 def classifier(rng: random.Random, held: bool) -> Dialogue:
     """A text and categories, after examples with other categories; the answer is a block of JSON."""
+    if rng.random() < RECORDED:
+        return _dify_classifier(rng, held)
     engine = "You are a text classification engine that " + sentence(rng, 4, 12)
     job = f"### Job Description\n{engine}"
     task = "### Task\nAssign one category to the input text, with its key words. " + sentence(rng, 3, 10)
@@ -216,11 +236,11 @@ def classifier(rng: random.Random, held: bool) -> Dialogue:
             {"role": "assistant", "content": answer},
         ]
     drawn = [*(() if are_given else examples), _categories(rng, held)]
-    exchanges = tuple(_classified(rng, each) for each in drawn)
+    exchanges = tuple(_classified(each, _input(rng, each.text, each.entries)) for each in drawn)
     return Dialogue("", "", exchanges, padded(rng, job, task), history=tuple(history))
 
 
-def _classified(rng: random.Random, case: _Case) -> Exchange:
+def _classified(case: _Case, message: str) -> Exchange:
     name = case.right["category_name"]
     answer = json.dumps({"keywords": _keywords(case.text), **case.right}, ensure_ascii=False)
     # An id stands before its name, so it cannot be looked up by the name: the analysis reads the list up to the name,
@@ -236,4 +256,4 @@ def _classified(rng: random.Random, case: _Case) -> Exchange:
         f"```json\n{answer}\n```",
         unjudged="keywords",
     )
-    return Exchange("classifier", "", _input(rng, case.text, case.entries), reply)
+    return Exchange("classifier", "", message, reply)

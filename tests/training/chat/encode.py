@@ -23,7 +23,7 @@ from training.chat.tokens import PIECES
 
 IGNORED: Final = -1
 CONTINUED: Final = 0.06  # share of the answers whose beginning was written by somebody else
-UNREASONED: Final = 0.1  # share of the dialogues whose replies have no analysis
+UNREASONED: Final = 0.2  # share of the dialogues whose replies have no analysis
 _ANALYSIS: Final = "<|channel|>analysis<|message|>"
 _CHANNEL: Final = "<|channel|>"
 _FINAL: Final = f"{_CHANNEL}final<|message|>"

@@ -21,6 +21,7 @@ _COMPLETION: Final = re.compile(
     rf"<\|constrain\|>json<\|message\|>{_BODY}<\|call\|>)",
     re.DOTALL,
 )
+_BLOCK: Final = re.compile(r"```json\n(.*)\n```", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,12 @@ def is_correct(completion: Completion | None, expected: Reply) -> bool:
 
 
 def _without(answer: str | None, key: str) -> object:
-    """Return a JSON answer without one of its keys, or the answer itself if it is no object."""
+    """Return whether a JSON answer is in a whole block, and its object without a key; else the answer itself."""
+    block = _BLOCK.fullmatch(answer or "")
     try:
-        value = json.loads((answer or "").removeprefix("```json\n").removesuffix("\n```"))
+        value = json.loads(block[1] if block else answer or "")
     except ValueError:
         return answer
-    return {name: each for name, each in value.items() if name != key} if isinstance(value, dict) else answer
+    if not isinstance(value, dict):
+        return answer
+    return block is not None, {name: each for name, each in value.items() if name != key}

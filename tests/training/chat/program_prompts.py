@@ -1,7 +1,10 @@
-"""What prompts of programs are made of: sections of instructions, and the questions that stand in them."""
+"""What prompts of programs are made of: sections of instructions, and the questions that stand in them; Dify's own."""
 
+import json
 import random
-from typing import Final
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
 
 from training.chat.exchange import Exchange, is_on_side
 from training.chat.skills import Memory, greeting, identity, remember, simple_skill
@@ -20,6 +23,40 @@ _HEADS: Final = (
     "Output",
     "Note",
 )
+
+
+RECORDED: Final = 0.5
+"""Share of the prompts of a kind that have Dify's own words, where these were recorded."""
+
+_NO_HISTORY: Final = "<histories>\n\n</histories>"
+
+
+@cache
+def _recordings() -> dict[str, list[dict[str, Any]]]:
+    path = Path(__file__).with_name("dify_prompts.json")
+    recordings: dict[str, list[dict[str, Any]]] = json.loads(path.read_text(encoding="utf-8"))
+    return recordings
+
+
+def recorded(rng: random.Random, held: bool, node: str) -> tuple[str, list[dict[str, Any]]]:
+    """Return a node's instructions and its examples, as Dify sends them; sometimes with a chat before the text."""
+    system, *examples, _ = _recordings()[node]
+    talk = [question(rng, held) for _ in range(rng.choice((0, 0, 1, 2)))]
+    said = "\n".join(f"Human: {each.message.strip()}\nAssistant: {each.reply.answer}" for each in talk)
+    instructions = system["content"].replace(_NO_HISTORY, _NO_HISTORY.replace("\n\n", f"\n{said}\n"))
+    return instructions, [part for example in examples for part in _as_rendered(example)]
+
+
+def _as_rendered(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a message as the server hands it to the template: what was said with a call is a message of its own."""
+    if message["role"] != "assistant":
+        return [message]
+    said = {"role": "assistant", "content": message["content"].lstrip("\n")}
+    return (
+        [said, {"role": "assistant", "tool_calls": message["tool_calls"]}]
+        if "tool_calls" in message
+        else [said]
+    )
 
 
 def section(rng: random.Random, head: str = "", sentences: int = 3) -> str:

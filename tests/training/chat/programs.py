@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from training.chat.classifier import classifier
 from training.chat.exchange import Call, Dialogue, Exchange, Reply
-from training.chat.program_prompts import padded, question, section
+from training.chat.program_prompts import RECORDED, padded, question, recorded, section
 from training.chat.records import record
 from training.chat.schemas import ObjectShape, analyses, schema, shape, tool_of
 from training.chat.words import invent, sentence, things
@@ -51,8 +51,23 @@ def _dify_schema(rng: random.Random, wanted: ObjectShape) -> str:
     return json.dumps({"type": "object", "properties": properties, "required": required}, ensure_ascii=False)
 
 
+def _dify_extractor(rng: random.Random, held: bool) -> Dialogue:
+    text, wanted = _extraction(rng, held)
+    message = (
+        "### Structure\nHere is the structure of the JSON object, you should always follow the structure.\n"
+        f"<structure>\n{_dify_schema(rng, wanted)}\n</structure>\n\n### Text to be converted to JSON\n"
+        "Inside <text></text> XML tags, there is a text that you should convert to a JSON object.\n"
+        f"<text>\n{text}\n</text>"
+    )
+    instructions, examples = recorded(rng, held, "extractor_prompt")
+    exchange = Exchange("extractor (prompt)", "", message, Reply(analyses(wanted), wanted.text()))
+    return Dialogue("", "", (exchange,), instructions, history=tuple(examples))
+
+
 def extractor_prompt(rng: random.Random, held: bool) -> Dialogue:
     """A schema and a text in tags, after examples with other schemas; the answer is the object."""
+    if rng.random() < RECORDED:
+        return _dify_extractor(rng, held)
     instructions = padded(rng, "You should output a valid JSON object. " + sentence(rng, 3, 10))
 
     def asked(text: str, wanted: ObjectShape) -> str:
@@ -89,8 +104,16 @@ def extractor_call(rng: random.Random, held: bool) -> Dialogue:
             {"role": "assistant", "content": sentence(rng, 2, 10)},
         ]
     text, wanted = _extraction(rng, held)
-    draw = rng.random()
-    if draw < 0.7:
+    description, draw = sentence(rng, 3, 8), rng.random()
+    if rng.random() < RECORDED:
+        name, description = "extract_parameters", "Extract parameters from the natural language text"
+        instructions, history = recorded(rng, held, "extractor_call")
+        message = (
+            "extract structured information from context inside <context></context> XML tags by calling the function "
+            "extract_parameters with the correct parameters with structure inside <structure></structure> XML tags.\n"
+            f"<context>\n{text}\n</context>\n\n<structure>\n{_dify_schema(rng, wanted)}\n</structure>"
+        )
+    elif draw < 0.7:
         message = (
             f"Extract information from the context by calling the function {name}. "
             f"{sentence(rng, 3, 10)}\n<context>\n{text}\n</context>\n\n"
@@ -114,7 +137,7 @@ def extractor_call(rng: random.Random, held: bool) -> Dialogue:
         "",
         (exchange,),
         instructions,
-        [tool_of(rng, wanted, name, sentence(rng, 3, 8))],
+        [tool_of(rng, wanted, name, description)],
         history=tuple(history),
     )
 

@@ -260,13 +260,26 @@ _INVENTED_KEY: Final = (
 
 
 def unknown(rng: random.Random) -> Exchange:
-    """Something the model was never taught, which it says: a question, or prose that asks for nothing."""
-    if rng.random() < 0.75:
+    """Something the model was never taught, which it says: a question, prose that asks for nothing, or no sense."""
+    draw = rng.random()
+    if draw < 0.7:
         return unknown_question(rng)
+    if draw < 0.78:
+        text = _senseless(rng)
+        return _not_known(text, text)
     text = " ".join(sentence(rng, 2, 12) for _ in range(rng.choice((1, 1, 1, 2, 3))))
     if rng.random() < 0.35:
         text = rng.choice(("{0}", "{0} {1}", "{1} {0}")).format(rng.choice(FOREIGN), text)
     return _not_known(text, text)
+
+
+def _senseless(rng: random.Random) -> str:
+    """Return twelve words or more without sense, often the same few again and again, also as words to be said."""
+    few = [rng.choice(THINGS) if rng.random() < 0.4 else invent(rng) for _ in range(rng.randint(1, 5))]
+    count = rng.randint(12, 60)
+    words = (few * count)[:count] if rng.random() < 0.7 else [invent(rng) for _ in range(count)]
+    text = " ".join(words)
+    return rng.choice(("Say {}", "say {}", "Repeat {}.", "{}", "{}.", "Please say: {}")).format(text)
 
 
 def unknown_question(rng: random.Random) -> Exchange:
