@@ -74,7 +74,7 @@ def test_without_any_tool_what_looks_like_a_call_is_the_answer() -> None:
 
 
 def test_a_hundred_thousand_tokens_of_arguments_are_read_whole() -> None:
-    value = "The sea was calm, and then it was not.\n" * 8_000
+    value = "".join(f"{hour:05} The sea was calm, and then it was not.\n" for hour in range(8_000))
     with writing(xml_call("look", text=value)) as server:
         [call] = server.chat(tools=[LOOK])["choices"][0]["message"]["tool_calls"]
         assert json.loads(call["function"]["arguments"]) == {"text": value}
