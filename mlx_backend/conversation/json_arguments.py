@@ -11,10 +11,11 @@ soon as it is seen; what was put out is never taken back, so a little text is he
                   True, none, FALSE …    true, null, false; held to the word's end
                   {key:                  "key"; held to the colon
                   'text', `text`         "text"
+                  {{ at the beginning    {
                   `\n`, spelt            a line break
     instead       nothing, null, ""      {}
                   "{\"key\": …}"         the object in the string
-    after it      `}`, `]`, a fence      dropped
+    around it     `}`, `]`, a fence      dropped
 
 `_Json` is the machine. It knows what may come next, and nothing else of what it has read but the open brackets. Where
 something else comes (two values in a row, a bracket of the other kind, a word without quotes), the meaning is not plain
@@ -32,8 +33,9 @@ import json
 import re
 
 _BLANKS = re.compile(r"[ \t\r\n]+")
-_STOPS = {quote: re.compile(rf'[{quote}"\\\x00-\x1f]') for quote in "\"'`"}
-_STRING_CHARACTERS = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'`"}
+_QUOTES = "\"'`"
+_STOPS = {quote: re.compile(rf'[{quote}"\\\x00-\x1f]') for quote in _QUOTES}
+_STRING_CHARACTERS = {quote: re.compile(rf"[{quote}\\]") for quote in _QUOTES}
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _COMMA = re.compile(r",[ \t\r\n]*")
@@ -51,12 +53,16 @@ _MAX_DEPTH = 1000
 """Open brackets whose kinds are known."""
 
 _SPACE = r"(?:\s|\\[nrt])*"
-_NOTHING = re.compile(rf"""\s*(?:null|none)?\s*|\s*(["']){_SPACE}(?:null|none)?{_SPACE}\1""", re.IGNORECASE)
-_MAY_BE_NOTHING = re.compile(
-    rf"""\s*(?:n|nu|nul|null|no|non|none)?\s*|\s*["']{_SPACE}(?:n|nu|nul|null|no|non|none|\{{)?{_SPACE}\\?""",
+_NULL = "(?:null|none)?"
+_QUOTED_NOTHING = re.compile(rf"""\s*(["']){_SPACE}{_NULL}{_SPACE}\1""", re.IGNORECASE)
+_NOTHING = re.compile(rf"\s*{_NULL}\s*|{_QUOTED_NOTHING.pattern}", re.IGNORECASE)
+_BEGUN_NULL = "(?:n|nu|nul|null|no|non|none)?"
+# What may still become nothing, an object in a string, or the beginning of a fence.
+_UNDECIDED = re.compile(
+    rf"""\s*(?:{_BEGUN_NULL}\s*|["']{_SPACE}(?:{_BEGUN_NULL}|\{{){_SPACE}\\?|`{{1,3}}|```j(?:so?)?|```json\s*)""",
     re.IGNORECASE,
 )
-_QUOTED_NOTHING = re.compile(rf"""\s*(["']){_SPACE}(?:null|none)?{_SPACE}\1""", re.IGNORECASE)
+_FENCE = re.compile(r"\s*```(?:json)?\s*(?=\{)")
 _BRACKET = re.compile(r"\s*[{\[]")
 _QUOTED_OBJECT = re.compile(rf'\s*"{_SPACE}(?=\{{{_SPACE}")')
 _OBJECT_IN_STRING = re.compile(rf"""\s*(["'])(?={_SPACE}\{{)""")
@@ -147,8 +153,8 @@ class _Json:
         if escape := _ESCAPE.match(text, at):
             out.append(escape[0])
             return escape.end()
-        if text[at + 1] == "'":
-            out.append("'")
+        if text[at + 1] in "'`":
+            out.append(text[at + 1])
             return at + 2
         out.append("\\\\")
         return at + 1
@@ -184,6 +190,8 @@ class _Json:
                 self._last = character
                 out.append(character)
                 at += 1
+            case "{" if self._last == "{" and self._depth == 1 and not self.as_written:
+                at += 1  # doubled, as templates of Python have it; so is the last one, which is too many then
             case "{" | "[":
                 self._check(self._expects_value and self._depth < _MAX_DEPTH)
                 if not self.as_written:
@@ -305,7 +313,7 @@ class JsonArguments:
         """Return what is to be put out, and what follows the end of the value: None if it goes on."""
         if self._beginning is not None:
             text = self._beginning + text
-            if len(text) < _MAX_HELD and _MAY_BE_NOTHING.fullmatch(text):
+            if len(text) < _MAX_HELD and _UNDECIDED.fullmatch(text):
                 self._beginning = text
                 return "", None
             if nothing := _QUOTED_NOTHING.match(text, 0, _MAX_HELD):
@@ -327,6 +335,8 @@ class JsonArguments:
     def _begin(self, text: str) -> str:
         """Find out what begins; return the text that is to be read."""
         beginning, self._beginning = text[:_MAX_HELD], None
+        if found := _FENCE.match(beginning):
+            return text[found.end() :]
         if _BRACKET.match(beginning):
             return text
         if found := _QUOTED_OBJECT.match(beginning):  # its own quotation marks are not escaped

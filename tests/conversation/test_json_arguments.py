@@ -36,6 +36,7 @@ REPAIRED = {
         """{'a': 'it\\'s "so"', 'b': ["x", '']}""",
         {"a": 'it\'s "so"', "b": ["x", ""]},
     ),
+    "a template string of JavaScript": ('{"a": `say "hi"\n\\`x\\``}', {"a": 'say "hi"\n`x`'}),
     "keys without quotation marks": ('{a: 1, b_c : {$d: [2]}}', {"a": 1, "b_c": {"$d": [2]}}),
     "spelt line breaks around values": (r'{"lines": \n[1, 2]\n\n}', {"lines": [1, 2]}),
     "an object in a string": (r'"{\"a\": \"x\\ny\", \"b\": [1]}"', {"a": "x\ny", "b": [1]}),
@@ -45,6 +46,8 @@ REPAIRED = {
     "an object in a string of Python": ("""'{"a": "b"}'""", {"a": "b"}),
     "an object in quotation marks": ('"{"a": "b"}"', {"a": "b"}),
     "brackets too many": ('{"a": 1}}]', {"a": 1}),
+    "doubled braces": ('{{"a": {"b": 1}}}', {"a": {"b": 1}}),
+    "a fence": ('```json\n{"a": 1}\n```', {"a": 1}),
     "the end of a fence": ('{"a": 1}\n```\n', {"a": 1}),
 }  # fmt: skip
 
@@ -62,6 +65,8 @@ AS_WRITTEN = [
     '{"a" 1}',
     '{"a": NaN}',
     '{"a": 1} and more',
+    '{"a": {{"b": 1}}}',
+    "```python\nx = {'a': 1,}\n```",
     '{"a": 1}{"b": 2}',
     "print({'a': True,})\n",
     "    x = None\n",
