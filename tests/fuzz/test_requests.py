@@ -105,6 +105,10 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
     ("/v1/completions", {"prompt": "Once", "stream": True, "logprobs": 2, "max_tokens": 5, "stop": "x"}),
     (
+        "/v1/completions",
+        {"prompt": ["Once", [1, 2]], "n": 2, "echo": True, "logprobs": 1, "max_tokens": 2, "best_of": 2},
+    ),
+    (
         "/v1/embeddings",
         {"model": "embedder", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 8},
     ),
