@@ -26,13 +26,14 @@ from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.dialects.tool_prompts import json_tool_prompt
 from mlx_backend.conversation.effort import Effort
-from mlx_backend.conversation.effort_sources import DEFAULT, resolve
+from mlx_backend.conversation.effort_sources import DEFAULT, USUAL_ARGUMENTS, resolve
 from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.message_parts import REASONING_CONTENT
 from mlx_backend.conversation.template import for_template, tools_for_template
 from mlx_backend.conversation.tool_names import ToolNames
 from mlx_backend.engine.base import PromptStart
 from mlx_backend.errors import RequestError
+from mlx_backend.models.templates import variables_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -127,6 +128,7 @@ class ChatPrompts:
         caches: CacheBudget | None = None,
     ) -> None:
         self._template = tokenizer.chat_template
+        self._variables = variables_of(tokenizer.chat_template)
         self._dialect = form.dialect
         self._traits = form.traits
         self._scale = form.scale
@@ -286,6 +288,16 @@ class ChatPrompts:
             given = {name: value for name, value in given.items() if name not in overruled}
         told = {**self._history_kwargs(request), **given, **resolution.template_kwargs}
         return self._with_budget(told, request, resolution)
+
+    def unread(self, request: ChatRequest) -> list[str]:
+        """Return which of the request's fields mean nothing to the model's template."""
+        unread = ["role_mapping"] if request.role_mapping is not None and self._template is not None else []
+        if self._variables is None:
+            return unread
+        known = {*self._variables, *self._scale.arguments, *USUAL_ARGUMENTS, "thinking_budget"}
+        return unread + [
+            f"chat_template_kwargs.{name}" for name in request.template_kwargs if name not in known
+        ]
 
     @property
     def keeps_answered_reasoning(self) -> bool:

@@ -332,8 +332,8 @@ class FinishedReply:
 class ReplySetup:
     """How a generation becomes a reply.
 
-    `on_finished` is called once, before the StreamEnd is handed out: the client's next request may follow at
-    once. It is not called for a reply that was closed or failed. `running` learns what is said, and may end the reply.
+    `unread` are fields of the request that mean nothing to the model. `on_finished` is called once, before the
+    StreamEnd is handed out: the client's next request may follow at once. It is not called for a reply that was closed or failed. `running` learns what is said, and may end the reply.
     Of a reply that `is_constrained` by a grammar, which may demand repetition, `max_repeated_tokens` limits only the
     reasoning. `tool_names` gives calls the names that the client knows, where the model has others for them. With
     `prompt_only` nothing is generated: only what `echo` shows of the prompt is wanted.
@@ -353,6 +353,7 @@ class ReplySetup:
     on_finished: Callable[[FinishedReply], None] | None = None
     running: RunningReply | None = None
     tool_names: ToolNames | None = None
+    unread: Sequence[str] = ()
     echo: EchoedPrompt | None = None
     prompt_only: bool = False
 
@@ -367,6 +368,7 @@ class Reply:
         self.effort = setup.effort
         self.priority = setup.priority
         self.thinking_budget = setup.thinking_budget
+        self.unread = setup.unread
         self.finish: FinishReason | None = None
         self._generation = generation
         self._setup = setup

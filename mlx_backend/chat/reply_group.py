@@ -59,6 +59,7 @@ class ReplyGroup:
             raise
         first = self.replies[0]
         self.effort, self.priority, self.thinking_budget = first.effort, first.priority, first.thinking_budget
+        self.unread = first.unread
 
     @property
     def usage(self) -> Usage:

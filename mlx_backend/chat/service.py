@@ -196,6 +196,7 @@ class Service:
         request = replace(request, images=())  # their files would live as long as the reply
         prompt = self._prompts.prompt(request, conversation, images=images, size=self._size)
         self._check_length(request, conversation, prompt, images)
+        unread = self._prompts.unread(request)
         open_call_ids = conversation.open_call_ids
         seen = images.known() if images is not None else None
 
@@ -214,6 +215,7 @@ class Service:
                 max_repeated_tokens=self._limits.max_repeated_tokens_of(request),
                 is_constrained=grammar is not None,
                 parallel_tool_calls=request.parallel_tool_calls,
+                unread=unread,
                 # Of several replies it is not known with which the conversation goes on.
                 on_finished=lambda finished: self._on_finished(
                     request, seen, open_call_ids, finished, goes_on=n == 1

@@ -240,7 +240,7 @@ def _fields(request: Mapping[str, Any], scale: EffortScale) -> tuple[_Sources, _
         mode = kwargs.get("thinking_mode")
         if isinstance(mode, str) and fold(mode) in EFFORT_OF:  # others ("adaptive") are the template's own
             add("chat_template_kwargs.thinking_mode", mode)
-        for name in sorted(scale.arguments & kwargs.keys() - set(_USUAL_ARGUMENTS)):
+        for name in sorted(scale.arguments & kwargs.keys() - set(USUAL_ARGUMENTS)):
             if level := scale.level_told_by(name, kwargs[name]):
                 stated.append((f"chat_template_kwargs.{name}", level.effort))
     add("think", request.get("think"))
@@ -258,5 +258,6 @@ def _fields(request: Mapping[str, Any], scale: EffortScale) -> tuple[_Sources, _
     return stated, switched_on
 
 
-_USUAL_ARGUMENTS = ("reasoning_effort", "thinking_effort", "enable_thinking", "thinking", "thinking_mode")
+USUAL_ARGUMENTS = ("reasoning_effort", "thinking_effort", "enable_thinking", "thinking", "thinking_mode")
+"""Variables of templates that state an effort, whether or not a model's own template has them."""
 _ON = frozenset({"on", "true", "yes", "enabled", "enable"})

@@ -115,6 +115,14 @@ def examined(source: str) -> TemplateContents:
             return contents
 
 
+def variables_of(source: str | None) -> frozenset[str] | None:
+    """Return what a caller may give a template; None where that is not known."""
+    try:
+        return examined(source).variables if source else frozenset()
+    except TemplateFault:
+        return None
+
+
 @lru_cache(maxsize=64)
 def _examination(source: str) -> TemplateContents | TemplateFault:
     """Return what `examined` returns or raises: what takes too long is tried once, however often it is asked for."""

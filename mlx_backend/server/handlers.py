@@ -121,13 +121,14 @@ class ReplyHandler:
             )
             with preparation():
                 reply, writer = call.start(lease.service, backend.client.in_queue)
+            ignored = [*call.ignored, *reply.unread]
             backend.charge(reply.usage.prompt_tokens)
             stack.callback(lambda: backend.charge(reply.usage.completion_tokens))
             model = lease.service.model_id
             responder = ReplyResponder(
                 reply,
                 writer,
-                ReplyLog(backend.record, writer.id, model, call.ignored),
+                ReplyLog(backend.record, writer.id, model, ignored),
                 backend.metrics.token_clock(model),
                 keepalive_seconds=settings.keepalive_seconds,
                 on_disconnect=on_disconnect,
@@ -139,7 +140,7 @@ class ReplyHandler:
             response.headers["x-mlx-backend-effort"] = _effort_header(reply.effort, reply.thinking_budget)
         if (run := reply.usage.repeated_run) is not None:
             response.headers["x-mlx-backend-stopped-by"] = f"repetition; tokens={run}"
-        return _with_ignored(response, call.ignored)
+        return _with_ignored(response, ignored)
 
 
 def _effort_header(decided: Resolution, budget: int | None) -> str:

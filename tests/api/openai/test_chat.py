@@ -215,6 +215,12 @@ def test_what_clients_send_out_of_habit_is_accepted_and_named_as_ignored(
         ({"return_progress": True, "verbosity": "low"}, "return_progress, verbosity"),
     ):
         assert answered(client, **fields).headers["x-mlx-backend-ignored"] == named
+    used = {"reasoning_effort": "low", "enable_thinking": True}
+    assert "x-mlx-backend-ignored" not in answered(client, chat_template_kwargs=used).headers
+    unread = answered(client, chat_template_kwargs={**used, "custom": 1})
+    assert unread.headers["x-mlx-backend-ignored"] == "chat_template_kwargs.custom"
+    roles = answered(client, role_mapping={"user": "USER: "})
+    assert roles.headers["x-mlx-backend-ignored"] == "role_mapping"
     with_options = {"messages": [USER], "stream": True, "stream_options": {"every": 5, "include_usage": True}}
     assert client.post(CHAT, json=with_options).headers["x-mlx-backend-ignored"] == "stream_options.every"
     assert any("ignored=mirostat" in record.getMessage() for record in caplog.records)
