@@ -333,10 +333,11 @@ class ReplySetup:
     """How a generation becomes a reply.
 
     `unread` are fields of the request that mean nothing to the model. `on_finished` is called once, before the
-    StreamEnd is handed out: the client's next request may follow at once. It is not called for a reply that was closed or failed. `running` learns what is said, and may end the reply.
-    Of a reply that `is_constrained` by a grammar, which may demand repetition, `max_repeated_tokens` limits only the
-    reasoning. `tool_names` gives calls the names that the client knows, where the model has others for them. With
-    `prompt_only` nothing is generated: only what `echo` shows of the prompt is wanted.
+    StreamEnd is handed out: the client's next request may follow at once. It is not called for a reply that was
+    closed or failed. `running` learns what is said, and may end the reply. Of a reply that `is_constrained` by a
+    grammar, which may demand repetition, `max_repeated_tokens` limits only the reasoning. `tool_names` gives calls
+    the names that the client knows, where the model has others for them. With `prompt_only` nothing is generated:
+    only what `echo` shows of the prompt is wanted.
     """
 
     parser: Parser
