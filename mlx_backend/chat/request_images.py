@@ -123,21 +123,29 @@ class RequestImages:
         return replace(request, messages=_named(messages, earlier), images=())
 
     def _within_limit(self, request: ChatRequest, asked: int, limit: int) -> ChatRequest:
-        """Name the oldest images in answered turns, if there are too many.
+        """Name the oldest images in answered turns and in earlier results of tools, if there are too many.
 
         Several at a time: with each one that is named, nothing of the prompt after its place is cached any more.
         """
-        answered = sum(len(_images_of(message)) for message in request.messages[:asked])
         excess = len(request.images) - limit
-        if excess <= 0 or not answered:
+        if excess <= 0:
+            return request
+        messages = list(request.messages)
+        # The results after the last call are what the model has asked to see.
+        newest = max((at for at, message in enumerate(messages) if not _is_result(message)), default=0)
+        places = [at for at, each in enumerate(messages) if at < (newest if _is_result(each) else asked)]
+        earlier = [messages[at] for at in places]
+        if not (known := sum(len(_images_of(message)) for message in earlier)):
             return request
         together = max(1, limit // 4)
-        count = min(ceil(excess / together) * together, answered)
+        count = min(ceil(excess / together) * together, known)
         log.info(
             "The conversation has %d images and a request at most %d: its oldest %d are the text %s.",
             *(len(request.images), limit, count, UNSEEN),
         )
-        return replace(request, messages=_named(request.messages, count))
+        for at, message in zip(places, _named(earlier, count), strict=True):
+            messages[at] = message
+        return replace(request, messages=messages)
 
     def seen(
         self, sources: Sequence[ImageSource], messages: Sequence[Mapping[str, Any]]

@@ -339,6 +339,23 @@ def test_a_conversation_with_ever_more_images_goes_on_without_its_oldest(
     assert len(started(engine).images) == count - named
 
 
+@pytest.mark.parametrize(("rounds", "named"), [(4, 0), (5, 1), (6, 2)])
+def test_a_turn_with_ever_more_results_goes_on_without_the_oldest_of_their_images(
+    rounds: int, named: int, engine: ScriptedEngine
+) -> None:
+    messages: list[dict[str, Any]] = [user(image(), text("Look."))]
+    for at in range(rounds - 1):
+        call = {"id": f"c{at}", "type": "function", "function": {"name": "camera", "arguments": "{}"}}
+        messages += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{at}", "content": [image()]},
+        ]
+    with running(engine, max_images=4) as server:
+        server.chat(messages)
+    assert engine.requests[0].prompt.count("[image]") == named
+    assert len(started(engine).images) == rounds - named
+
+
 def test_the_oldest_images_are_left_out_several_at_a_time_so_that_prompts_stay_cached(
     engine: ScriptedEngine,
 ) -> None:
