@@ -61,9 +61,12 @@ _ENDS: Final = {
     "image/gif": b";",
 }
 _BASE64: Final = r"[A-Za-z0-9+/_-]"
+_MIN_OPAQUE: Final = 20_000
+"""Characters of base64 in one piece that no model can make anything of, whatever it is."""
 _IN_TEXT: Final = re.compile(
     rf"data:(?P<mime>[\w.+-]{{1,60}}/[\w.+-]{{1,60}})(?:;[\w=.-]{{1,60}}){{0,4}};base64,(?P<data>{_BASE64}+={{0,2}})"
-    rf"|(?<![A-Za-z0-9+/_-])(?P<bare>(?:{'|'.join(map(re.escape, _MAGIC))}){_BASE64}{{500,}}={{0,2}})"
+    rf"|(?<![A-Za-z0-9+/_-])(?P<bare>(?:(?:{'|'.join(map(re.escape, _MAGIC))}){_BASE64}{{500,}}"
+    rf"|{_BASE64}{{{_MIN_OPAQUE},}})={{0,2}})"
 )
 _WHOLE: Final = re.compile(r"[A-Za-z0-9+/_\s-]+=?\s*=?\s*")
 _MIN_BARE: Final = 200
@@ -204,7 +207,9 @@ def _of_part(part: Any, depth: int) -> list[Any]:
 
 def _of_text(text: str, depth: int) -> list[Any]:
     """Return what a text is to the model: itself, or texts and image parts."""
-    if not any(sign in text for sign in _SIGNS):
+    if not any(sign in text for sign in _SIGNS) and not any(
+        len(each) >= _MIN_OPAQUE for each in text.split('"')
+    ):
         return [text]
     value = _parsed(text)
     if value is None:
@@ -256,7 +261,9 @@ def _of_plain_text(text: str) -> list[Any]:
     end = 0
     for match in _IN_TEXT.finditer(text):
         data = match["data"] or match["bare"]
-        shown = _shown(match["mime"] or _type_of(data) or _UNKNOWN, data, is_stated=False)
+        if (media_type := match["mime"] or _type_of(data)) is None:
+            continue
+        shown = _shown(media_type, data, is_stated=False)
         texts.append(text[end : match.start()])
         end = match.end()
         if isinstance(shown, str):
@@ -349,10 +356,16 @@ def _shown(media_type: str, data: str, *, is_stated: bool = True) -> Any:
 
 
 def _type_of(data: str) -> str | None:
-    """Return the media type of base64 by how it begins."""
+    """Return the media type of base64 by how it begins; of much that begins in no known way, that it is not known."""
     found = next((media_type for begin, media_type in _MAGIC.items() if data.startswith(begin)), None)
     if found == "image/webp":  # or another RIFF
-        return {b"WEBP": found, b"WAVE": "audio/wav"}.get(_bytes(data[:24])[8:12])
+        found = {b"WEBP": found, b"WAVE": "audio/wav"}.get(_bytes(data[:24])[8:12])
+    if (
+        found is None
+        and len(data) >= _MIN_OPAQUE
+        and all(re.search(each, data[:400]) for each in ("[a-z]", "[A-Z]", "[0-9]"))
+    ):
+        return _UNKNOWN
     return found
 
 

@@ -15,6 +15,7 @@ from mlx_backend.conversation.result_media import result_content, result_text
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(9000) + b"\0\0\0\0IEND\xaeB`\x82").decode()
 JPEG = base64.b64encode(b"\xff\xd8\xff\xe0" + bytes(range(256)) * 8 + b"\xff\xd9").decode()
+OPAQUE = base64.b64encode(bytes(range(256)) * 117).decode()
 PDF = base64.b64encode(b"%PDF-1.7 " + bytes(3000)).decode()
 WAV = base64.b64encode(b"RIFF\0\0\0\0WAVEfmt " + bytes(30_000)).decode()
 
@@ -87,6 +88,10 @@ IMAGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
         [text("![a]("), shown(PNG), text(") done")],
     ),
     "nothing but base64": (PNG, [shown(PNG)]),
+    "as Python writes it": (
+        str([MCP]),
+        [text("[{'type': 'image', 'data': '"), shown(PNG), text("', 'mimeType': 'image/png'}]")],
+    ),
 }
 
 
@@ -135,6 +140,14 @@ SENTENCES: dict[str, tuple[Any, str]] = {
         json.dumps([MCP])[:-400],
         '[{"type": "image", "data": "[image/png, 9 kB, not shown: a part of it is missing]',
     ),
+    "much base64 of no known kind": (
+        json.dumps({"pcm": OPAQUE}),
+        '{"pcm": "[application/octet-stream, 30 kB, not shown: only text and images are]"}',
+    ),
+    "the same as Python writes it": (
+        str({"type": "audio", "data": OPAQUE}),
+        "{'type': 'audio', 'data': '[application/octet-stream, 30 kB, not shown: only text and images are]'}",
+    ),
     "a document of Anthropic's": (
         [{"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Four."}}],
         "Four.",
@@ -171,6 +184,8 @@ def test_what_is_no_image_becomes_a_sentence(content: Any, said: str) -> None:
         '{"base64": "aGVsbG8="}',
         '{"dna": "' + "ACGT" * 500 + '", "mimeType": "text/plain"}',
         '[{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]',
+        f"base64 {'ACGT' * 10_000}",
+        OPAQUE[:10_000],
         '{"a": 1} and base64',
         [{"type": "resource", "resource": {"uri": "a.txt", "mimeType": "text/plain", "text": "hello"}}],
         [{"type": "resource_link", "uri": "file:///a.png", "mimeType": "image/png"}],
