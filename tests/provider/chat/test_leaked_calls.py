@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dify_mlx_provider.chat.stream_reader import StreamReader, iter_text
 from dify_mlx_provider.chat.think_block import ThinkBlockWriter
 from mlx_backend.conversation.dialects import DIALECTS, Dialect
-from mlx_backend.conversation.events import Event
 from mlx_backend.conversation.parser import fold
+
+if TYPE_CHECKING:
+    from mlx_backend.conversation.events import Event
 
 WEATHER = {
     "type": "function",
@@ -122,7 +124,7 @@ def test_an_answer_that_is_only_a_calls_json_is_a_call(text: str, scan: bool) ->
 def test_an_answer_of_other_json_is_shown_as_it_comes() -> None:
     reader = StreamReader([WEATHER], unwrapped=True)
     shown = [
-        "".join(event.text for event in reader.feed({"choices": [{"index": 0, "delta": {"content": piece}}]}))
+        fold(reader.feed({"choices": [{"index": 0, "delta": {"content": piece}}]})).content
         for piece in ('{"', "na", 'me": "Os', 'lo"', ', "x": 1}')
     ]
     assert shown == ["", "", "", '{"name": "Oslo"', ', "x": 1}']
