@@ -129,7 +129,7 @@ def _dialect_of(source: str) -> Dialect | ResponseTemplateError:
         continuation=form.continuation,
         opens_in=partial(_opens_in, loaded),
         blocks=blocks,
-        markers=form.markers,
+        markers=form.telling_markers,
         has_reasoning=reasoning is not None,
         reasoning_markers=(*blocks, *blocks.values()),
         is_from_response_template=True,

@@ -105,3 +105,11 @@ def test_the_markup_of_another_family_is_text() -> None:
     for own, other in (("gemma4", "apertus"), ("cohere", "kimi-k3"), ("minimax-m3", "gemma4")):
         [message] = sent(DIALECTS[own], DIALECTS[other].example)
         assert message["content"] == DIALECTS[other].example
+
+
+def test_words_that_people_write_tell_nothing_until_a_block_begins_with_them() -> None:
+    granite = DIALECTS["granite"]
+    [message] = sent(granite, "Well. Here is my response: no.")
+    assert message["content"] == "Well. Here is my response: no."
+    [message] = sent(granite, "Here is my thought process: Hm. Here is my response: no.")
+    assert (message["reasoning_content"].strip(), message["content"].strip()) == ("Hm.", "no.")

@@ -313,7 +313,7 @@ class Dialect:
     is_from_response_template: bool = False
     """Made of one model's response template, and in no registry; its turns are blocks."""
     markers: frozenset[str] = frozenset()
-    """Every marker of its turns, but those that end them, where they are blocks."""
+    """What tells that a text is a turn as it was written, where its turns are blocks."""
     answers: Mapping[str, str] = field(default_factory=dict)
     """Markers around answers, opener -> closer, where it has some; an answer without them is read, too."""
     ends: frozenset[str] = frozenset()

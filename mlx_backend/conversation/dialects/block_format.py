@@ -82,7 +82,7 @@ class BlockFormat:
     reasoning: Mapping[str, str] = field(default_factory=dict)
     """Every way to open a block of reasoning, with its closer. The first is how it is written."""
     words: frozenset[str] = frozenset()
-    """Openers that are tags of people's, too: in the answer they are text, unless they are control tokens."""
+    """Openers that people write, too: in the answer they are text, unless they are control tokens."""
     answers: tuple[AnswerBlock, ...] = ()
     sections: tuple[CallSection, ...] = ()
     """The first is how calls are written."""
@@ -117,6 +117,11 @@ class BlockFormat:
     def between_calls(self) -> frozenset[str]:
         """What means nothing after a call: a closer written twice, and what means nothing anywhere."""
         return self.noise.union(*(block.closers for block in self.blocks if not block.is_text))
+
+    @property
+    def telling_markers(self) -> frozenset[str]:
+        """The markers that tell that a text is a turn as it was written: people may write what closes `words`."""
+        return self.markers.difference(self.reasoning[word] for word in self.words)
 
     def suffixed_markers(self, control: Set[str]) -> dict[str, str]:
         """Return the markers that have a suffix, a known one or one of these control tokens', with those they mean."""

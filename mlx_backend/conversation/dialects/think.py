@@ -40,7 +40,7 @@ OPENERS: Mapping[str, str] = {
 JSON = AnySyntax(JsonObjects())
 SECTION = CallSection(openers=("<tool_call>",), closer="</tool_call>", syntax=JSON)
 WORDS = frozenset(f"<{word}>" for word in ("thinking", "thought", "Thought", "reason", "reasoning"))
-"""Openers that are tags of people's, too."""
+"""Openers that people write, too."""
 FORMAT = BlockFormat(reasoning=OPENERS, words=WORDS, sections=(SECTION,))
 _LEAKED_OPENERS = tuple(opener for opener in OPENERS if opener not in WORDS - {"<thinking>"})
 
@@ -60,7 +60,7 @@ THINK = Dialect(
     # Qwen3 and R1 have no switch for it; a later family that writes this format and has one is made for agents.
     history=HistoryPolicy(keeps_with_tools=True),
     blocks=OPENERS,
-    markers=FORMAT.markers,
+    markers=FORMAT.telling_markers,
     reasoning_markers=(*OPENERS, *OPENERS.values()),
     example=(
         "<think>\nI need the weather.\n</think>\n\n"

@@ -50,7 +50,9 @@ def family(
 
     `leaked_calls` open its calls, and are recognised where a server lets them through; so are blocks of its own.
     """
-    own = {opener: closer for opener, closer in form.reasoning.items() if opener not in OPENERS}
+    own = {
+        opener: closer for opener, closer in form.reasoning.items() if opener not in {*OPENERS, *form.words}
+    }
     return Dialect(
         name=name,
         aliases=aliases,
@@ -60,7 +62,7 @@ def family(
         opens_in=form.opens_in,
         calls=calls or BlockCalls(form, taught_by=taught_by),
         blocks=form.reasoning,
-        markers=form.markers,
+        markers=form.telling_markers,
         answers=form.answer_markers,
         ends=form.ends,
         suffixes=form.suffixes,
