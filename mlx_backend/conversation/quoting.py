@@ -103,15 +103,20 @@ class OpenCode:
 
     SPECIAL = "`~\n"
 
-    __slots__ = ("_fence", "_inline", "_run")
+    __slots__ = ("_fence", "_inline", "_run", "is_pending")
 
     def __init__(self) -> None:
         self._fence = ("", 0)  # what opened the block
         self._inline = 0  # backticks that opened code in this line
         self._run = ("", 0)  # what the text ends with: a character, and how many of it
+        self.is_pending = False  # more of it may make something else of the end of the text
 
     def add(self, text: str) -> None:
         """Take in the next piece of the text."""
+        if not self.is_pending and "`" not in text and "~" not in text:
+            if self._inline and "\n" in text:
+                self._inline = 0
+            return
         at = 0
         for match in _RUNS.finditer(text):
             if match.start() > at or match[0][0] != self._run[0]:
@@ -123,11 +128,7 @@ class OpenCode:
                 self._run = match[0][0], self._run[1] + len(match[0])
         if at < len(text):
             self._end_run()
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether the text ends with what more of it may make something else."""
-        return self._run[1] > 0
+        self.is_pending = self._run[1] > 0
 
     @property
     def is_open(self) -> bool:

@@ -487,15 +487,16 @@ class BlockReader(Reader):
         if self._breaks:
             text = "\n" * min(self._breaks, 2) + text
         self._breaks = None
-        self._find_quotations(text)
+        self._code.add(text)
+        if self._json is not None or not self._has_begun:
+            self._find_strings(text)
         self._put_out_but_breaks(text, ContentDelta)
         is_escaped = self._json is not None and self._json.is_escaped
         if self._code.is_pending or not self._has_begun or is_escaped:
             self.delta = None  # the next piece has to be seen
 
-    def _find_quotations(self, text: str) -> None:
-        """Follow the answer's code, and the strings of an answer that is JSON."""
-        self._code.add(text)
+    def _find_strings(self, text: str) -> None:
+        """Follow the strings of an answer that is JSON."""
         json = self._json
         if not self._has_begun:
             first = text.lstrip()[:1]
