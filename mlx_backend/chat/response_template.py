@@ -35,6 +35,8 @@ from mlx_backend.conversation.dialects.recognition import Recognition
 from mlx_backend.conversation.events import Channel
 from mlx_backend.conversation.json_arguments import repair_arguments
 from mlx_backend.conversation.parser import parse_text
+from mlx_backend.conversation.quoting import OpenCode
+from mlx_backend.conversation.scanner import MarkerSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -181,7 +183,17 @@ def _opens_in(template: Any, prompt_tail: str) -> Channel | None:
 class TemplateReader(Reader):
     """Reads one turn with transformers' parser, character by character: its events do not depend on the pieces."""
 
-    __slots__ = ("_field", "_form", "_layout", "_markers", "_parser", "_template", "_tools", "_written")
+    __slots__ = (
+        "_code",
+        "_field",
+        "_form",
+        "_layout",
+        "_markers",
+        "_parser",
+        "_template",
+        "_tools",
+        "_written",
+    )
 
     def __init__(
         self,
@@ -198,6 +210,9 @@ class TemplateReader(Reader):
         self._field: str | None = None  # the one that is open, if its text is not the answer's
         self._layout: str | None = None  # line breaks that may be layout; None: no text has come yet
         self._written = ""  # since the last text that was put out
+        self._code = OpenCode()  # of the answer
+        closers = MarkerSet(form.reasoning.values())
+        self.markers, self.spelt = closers, closers.without((special_tokens or {}).values())
         opener = next(iter(form.reasoning), "") if opens_in is Channel.ANALYSIS else ""
         self._parser = self._new_parser(opener)
         if opener:
@@ -246,7 +261,9 @@ class TemplateReader(Reader):
                 self._show_written()
 
     def marker(self, marker: str) -> None:
-        """Take a control token; one that the template does not name ends the turn, or means nothing."""
+        """Take a control token, or what closes reasoning. What the template does not name may end the turn."""
+        if self._field is None and marker in self._form.reasoning.values() and not self._code.is_open:
+            return  # the answer is not about it, and there is nothing to close
         if marker in self._markers:
             self.text(marker)
         elif marker in END_MARKERS:
@@ -300,6 +317,8 @@ class TemplateReader(Reader):
 
     def _put_out(self, channel: Channel, text: str) -> None:
         if text:
+            if channel is Channel.FINAL:
+                self._code.add(text)
             self._open(channel)
             self._emit(text)
             self.delta = None

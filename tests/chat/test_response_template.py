@@ -297,3 +297,27 @@ def test_a_search_that_takes_too_long_leaves_the_rest_to_the_answer(monkeypatch:
     text = "<|plan|>Hm.<|/plan|>Well <|use|! and <|plan|>so on."
     message = parse_text(text, response_template_dialect(NAMED_JSON), tools=[WEATHER])
     assert (message.reasoning, message.content) == ("Hm.", "Well <|use|! and <|plan|>so on.")
+
+
+@pytest.mark.parametrize("template", [NAMED_JSON, QWEN, GEMMA_4], ids=["named", "qwen", "gemma"])
+@pytest.mark.parametrize(
+    ("text", "opens_in", "reasoning", "content"),
+    [
+        ("Hi.{c}", Channel.FINAL, "", "Hi."),
+        ("{c}Hi.", None, "", "Hi."),
+        ("A{c}{c}Hi.{c}", Channel.ANALYSIS, "A", "Hi."),
+        ("{o}A{c}Hi. {o}B{c}Bye.{c}", None, "AB", "Hi. Bye."),
+        ("It is `{c}`.", None, "", "It is `{c}`."),
+    ],
+)
+def test_what_closes_no_reasoning_is_dropped(
+    template: dict[str, Any], text: str, opens_in: Channel | None, reasoning: str, content: str
+) -> None:
+    dialect = response_template_dialect(template)
+    opener, closer = next(iter(dialect.blocks.items()))
+    text, content = (each.replace("{o}", opener).replace("{c}", closer) for each in (text, content))
+    for pieces in ([text], list(text)):
+        parser = ChannelParser(dialect, tools=TOOLS, opens_in=opens_in)
+        events = [event for piece in pieces for event in parser.feed(piece)]
+        message = fold([*events, *parser.close()])
+        assert (message.reasoning, message.content) == (reasoning, content)
