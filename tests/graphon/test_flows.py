@@ -140,6 +140,16 @@ def test_structured_output_is_not_taken_from_json_in_the_thinking(bridge: Bridge
     assert json.loads(run.answer) == {"capital": "Paris", "certain": True}
 
 
+def test_a_classifier_works_with_the_model_that_ships(dify: Dify) -> None:
+    questions = {
+        "What is the capital of France?": "geography",
+        "What is 17 + 5?": "arithmetic",
+        "Capital of Japan": "geography",
+        "3 + 4": "arithmetic",
+    }
+    assert {question: dify.play("classifier", question).answer for question in questions} == questions
+
+
 @pytest.mark.parametrize(
     "form",
     ["```json\n{}\n```", "{}\n```\n", "{}", "\n```json\n{}", "It is this one:\n\n{}"],
