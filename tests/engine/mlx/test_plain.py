@@ -208,7 +208,7 @@ def test_a_constraint_that_fails_fails_its_own_request(plain: Engine) -> None:
 
 def test_what_it_lacks_is_refused_by_name(plain: Engine, qwen: Path) -> None:
     image = PreparedImage(b"", 1, 1, {})
-    for fields in ({"logprobs": 1}, {"images": [PromptImage(0, image)]}):
+    for fields in ({"logprobs": 1}, {"prompt_logprobs": 1}, {"images": [PromptImage(0, image)]}):
         with pytest.raises(EngineRefused, match="sees no images, and gives no log probabilities"):
             list(plain.generate(asked(plain, QUESTIONS[0], **fields)))
     with pytest.raises(EngineError, match="knows no draft_from_text, kv_bits: leave that out"):
