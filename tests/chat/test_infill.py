@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+from engine_models import byte_level, write_model, write_tokenizer
+from engine_requests import engine_and_batch
 from scripted_engine import ScriptedEngine
 from scripted_server import client_of
+from tokenizers import AddedToken
 
 from mlx_backend.chat.infill import FORMATS
+from mlx_backend.chat.request import CompletionRequest
+from mlx_backend.chat.service import Service
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # what the model knows | the prompt for "before" and "after"
 FAMILIES = {
@@ -51,6 +61,17 @@ def test_a_gap_ends_where_the_model_says_so_also_with_a_marker_that_is_no_end_to
         assert (filled["text"], filled["finish_reason"]) == ("x = 1", "stop")
         plain = client.post("/v1/completions", json={"prompt": "a", "suffix": ""}).get_json()["choices"][0]
         assert plain["text"] == "x = 1<|fim_pad|>def"
+
+
+def test_a_tokenizer_need_not_call_the_markers_special(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    backend = byte_level()
+    backend.add_tokens([AddedToken(each, special=False) for each in FAMILIES["StarCoder"][0]])
+    write_tokenizer(tmp_path, backend)
+    with engine_and_batch(tmp_path) as (engine, _):
+        reply = Service(engine).complete(CompletionRequest(prompt="a", suffix="b", max_tokens=1))
+        list(reply.events())
+        assert reply.usage.prompt_tokens == len("ab") + 3
 
 
 def test_no_two_families_share_their_markers() -> None:
