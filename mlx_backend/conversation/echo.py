@@ -13,6 +13,7 @@ import json
 import re
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.block_format import suffixed
@@ -28,6 +29,7 @@ from mlx_backend.conversation.quoting import (
     is_mentioned,
     is_quoted,
     is_within,
+    opens_quotation,
     reveal,
 )
 
@@ -142,6 +144,10 @@ def _own_markers(dialect: Dialect) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
+_GOES_ON = re.compile(r" +[^\W\dA-Z]|[,.;:!?、。]")
+"""What follows a marker that is part of a sentence."""
+
+
 def _begins_with_own_block(text: str, dialect: Dialect | None) -> bool:
     return dialect is not None and text.lstrip().startswith(tuple(dialect.blocks) or "\0")
 
@@ -153,16 +159,22 @@ def _parse_own(echo: Echo, tools: ToolSet | None, dialect: Dialect) -> Echo:
     if not pattern.search(text):
         return echo
     code = code_spans(text)
+    open_until: str | None = (
+        ""  # the closer of the open block; None: there was a call, and the parser knows its values
+    )
 
     def hidden_if_quoted(match: re.Match[str]) -> str:
-        start, end = match.span()
-        goes_on = not text.startswith(("\n", "{", "["), end)
-        is_text = (
-            is_within(code, start)
-            or (is_quoted(text, start) and not is_within(code, start - 1))
-            or (goes_on and is_mentioned(text, start, end))
-        )
-        return f"{match[0][0]}{HIDER}{match[0][1:]}" if is_text else match[0]
+        nonlocal open_until
+        marker, (start, end) = match[0], match.span()
+        if open_until == "":
+            goes_on = _GOES_ON.match(text, end) and is_mentioned(text, start, end)
+            if goes_on or is_within(code, start) or opens_quotation(text[max(0, start - 2) : start]):
+                return f"{marker[0]}{HIDER}{marker[1:]}"
+            is_of_text = marker in dialect.blocks.values() or marker in chain(*dialect.answers.items())
+            open_until = dialect.blocks.get(marker, "" if is_of_text else None)
+        elif open_until == marker:
+            open_until = ""
+        return marker
 
     hidden = pattern.sub(hidden_if_quoted, text)
     first = pattern.search(hidden)

@@ -61,6 +61,8 @@ def test_a_turn_as_the_model_wrote_it_is_its_reasoning_its_answer_and_its_calls(
         ("Hm.\n{c}\n\nHi.", "Hm.", "Hi."),
         ("{o}Hm.{c}Hi.\n\n{o}Yes.{c}\n\nBye.", "Hm.\n\nYes.", "Hi.\n\nBye."),
         ("{o}Hm.{c}Write `{o}`, then\n```\n{c}\n```\n", "Hm.", "Write `{o}`, then\n```\n{c}\n```\n"),
+        ('{o}They say "hi"{c}Hi.', 'They say "hi"', "Hi."),
+        ("{o}So ```{c}Hi there.", "So ```", "Hi there."),
         ("Write `{o}` and {c} around it.", "", "Write `{o}` and {c} around it."),
         ('The {o} marker and the "{c}" marker.', "", 'The {o} marker and the "{c}" marker.'),
     ],
@@ -71,6 +73,15 @@ def test_reasoning_as_the_model_wrote_it_is_no_part_of_the_answer(
     [message] = sent(dialect, written(dialect, text))
     assert message["content"] == written(dialect, content)
     assert message.get("reasoning_content", "") == reasoning
+
+
+@pytest.mark.parametrize("dialect", REASONING, ids=lambda dialect: dialect.name)
+def test_a_marker_in_the_middle_of_a_line_is_no_part_of_a_sentence_that_does_not_go_on(
+    dialect: Dialect,
+) -> None:
+    [message] = sent(dialect, written(dialect, "{o}Let me answer {c}Hi.\nLet me see {o}Hm.{c} Yes."))
+    assert message["reasoning_content"].split() == ["Let", "me", "answer", "Hm."]
+    assert message["content"].split() == ["Hi.", "Let", "me", "see", "Yes."]
 
 
 @pytest.mark.parametrize("dialect", REASONING, ids=lambda dialect: dialect.name)
@@ -113,3 +124,15 @@ def test_words_that_people_write_tell_nothing_until_a_block_begins_with_them() -
     assert message["content"] == "Well. Here is my response: no."
     [message] = sent(granite, "Here is my thought process: Hm. Here is my response: no.")
     assert (message["reasoning_content"].strip(), message["content"].strip()) == ("Hm.", "no.")
+
+
+def test_a_call_whose_value_has_markup_and_code_is_read_whole() -> None:
+    dialect = DIALECTS["qwen-xml"]
+    value = "Say `</tool_call>` and\n```\n</think> <think>"
+    call = (
+        f"<tool_call>\n<function=search>\n<parameter=query>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    )
+    [message] = sent(dialect, f"<think>\nHm.\n</think>\n\nI look.\n{call}")
+    [called] = message["tool_calls"]
+    assert json.loads(called["function"]["arguments"]) == {"query": value}
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "I look.")

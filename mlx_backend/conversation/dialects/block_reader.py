@@ -338,7 +338,8 @@ class BlockReader(Reader):
         self._expect(
             _BlockState.OPENING,
             [
-                *(*form.reasoning, *form.reasoning.values(), *self._openers, *self._strays),
+                *(*form.reasoning, *(form.reasoning.values() if self._has_reasoned else ())),
+                *(*self._openers, *self._strays),
                 *(
                     *self._answer_markers(),
                     *(closer for each in self._blocks.values() for closer in each.closers),
