@@ -58,7 +58,7 @@ class StreamReader:
         unwrapped: bool = False,
     ) -> None:
         self.result = StreamResult()
-        self._calls = ToolCallAssembler()
+        self._calls = ToolCallAssembler(tools)
         self._tools = tools
         self._reasoning = self._new_reasoning_parser()
         self._content = LeakedMarkupParser(

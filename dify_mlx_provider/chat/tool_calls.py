@@ -2,7 +2,8 @@
 
 In OpenAI's streams each call has an index, is named once, and its arguments come as text in pieces. Other servers leave
 out indices or ids, give every call index 0, repeat the name in each piece, or send the arguments as an object. Dify
-gets each call once and complete, with an id of its own, and arguments that are a JSON object if the model meant one.
+gets each call once and complete, with an id of its own, under the name of the tool that was offered, and with arguments
+that are a JSON object if the model meant one.
 """
 
 from __future__ import annotations
@@ -11,11 +12,17 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.upstream.errors import Unavailable
 from dify_mlx_provider.upstream.sse import join_surrogates
 from mlx_backend.conversation.json_arguments import is_json_object, repair_arguments
+from mlx_backend.conversation.tools import ToolSet
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from mlx_backend.conversation.tools import ToolDefinition
 
 MAX_CALLS_LENGTH = 2**20
 """Characters of all calls of an answer: Dify takes them in one line, of 5 MiB at most."""
@@ -31,9 +38,10 @@ class ServerToolCall:
 
 
 class ToolCallAssembler:
-    """The calls of one answer, in the order they started."""
+    """The calls of one answer, in the order they started. `tools` are those that the model was offered."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Collection[ToolDefinition] = ()) -> None:
+        self._tools = ToolSet(tools)
         self._calls: list[ServerToolCall] = []
         self._by_index: dict[int, ServerToolCall] = {}
         self._length = 0
@@ -84,7 +92,10 @@ class ToolCallAssembler:
             if not call.id or call.id in taken:
                 call.id = f"call_{uuid.uuid4().hex[:24]}"
             taken.add(call.id)
-            call.id, call.name = join_surrogates(call.id), join_surrogates(call.name)
+            call.id, call.name = (
+                join_surrogates(call.id),
+                self._tools.offered_name(join_surrogates(call.name)),
+            )
             call.arguments = repair_arguments(join_surrogates(call.arguments))
         return calls
 

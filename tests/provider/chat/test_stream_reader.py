@@ -304,6 +304,24 @@ def piece(name: str | None = None, arguments: Any = None, **more: Any) -> dict[s
     return {**more, "function": {"name": name, "arguments": arguments}}
 
 
+@pytest.mark.parametrize(
+    ("written", "called"),
+    [
+        ("functions.current_time", "current_time"),
+        ("default_api:current_time", "current_time"),
+        ("Current-Time", "current_time"),
+        ("functions.other", "functions.other"),
+    ],
+)
+def test_a_call_goes_to_the_tool_that_was_offered_whatever_stands_before_its_name(
+    written: str, called: str
+) -> None:
+    reader = StreamReader([{"type": "function", "function": {"name": "current_time"}}], scan=False)
+    reader.feed(chunk(tool_calls=[piece(written, "{}", index=0)]))
+    reader.close()
+    assert [call.name for call in reader.result.calls] == [called]
+
+
 def test_calls_that_all_have_index_0_are_kept_apart() -> None:
     both = [("clock", '{"a": 1}'), ("clock", '{"a": 2}')]
     whole = [piece(*both[0], index=0, id="x"), piece(*both[1], index=0, id="y")]
