@@ -193,8 +193,8 @@ def test_faults_are_repaired_in_every_dialect(dialect: str) -> None:
 @pytest.mark.parametrize("dialect", WRITTEN)
 @pytest.mark.parametrize("nothing", ["", " ", "null", '""', '" "', '"null"'])
 def test_no_arguments_are_an_empty_object_in_every_dialect(dialect: str, nothing: str) -> None:
-    if not nothing.strip() and '": ' + BODY in WRITTEN[dialect]:
-        return  # a key without a value is no JSON
+    if dialect == "apertus" and not nothing.strip():
+        return  # its calls are nothing but a key and a value
     [call] = calls_of(dialect, WRITTEN[dialect].replace(BODY, nothing))
     assert call == ToolCall("save", "{}", id=call.id)
 
@@ -229,6 +229,7 @@ def test_a_call_that_is_cut_stays_open(dialect: str) -> None:
         "{'name': 'save', 'parameters': {'text': 'a'}}",
         '{"arguments": {"text": "a",}, "name": "save"}',
         '{"tool": "save", "input": {text: "a"}}',
+        '{"name": "save", "text": "a"}',
     ],
 )
 def test_objects_of_calls_are_read_in_every_spelling(written: str) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _NAMES = ("name", "tool_name", "function", "tool")
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
+_OF_CALL = {*_NAMES, "type", "index", "id", "tool_call_id"}
 _QUOTED = r"""(?:"(?:[^"\\]|\\.)+"|'(?:[^'\\]|\\.)+')"""
 
 
@@ -185,7 +186,10 @@ class JsonObjects(CallSyntax):
             ]
         if not name or (self._needs_arguments and not any(key in value for key in _ARGUMENTS)):
             return []
-        arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
+        flat = {
+            key: each for key, each in value.items() if key not in _OF_CALL
+        }  # as models write them at times
+        arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), flat)
         own_id = value.get("id")
         return [
             DecodedCall(name, repair_arguments(to_json(arguments)), own_id if isinstance(own_id, str) else "")
@@ -205,7 +209,8 @@ def _decode_broken(body: str) -> DecodedCall:
     named = _NAME.search(body)
     name = _parse_string(named[1]) if named else ""
     arguments = _ARGUMENTS_AT.search(body)
-    return DecodedCall(name, repair_arguments(body[arguments.end() :].strip() if arguments else ""))
+    written = body[arguments.end() :].strip() if arguments else ""
+    return DecodedCall(name, repair_arguments(written) if written.strip(AFTER_OBJECT) else "{}")
 
 
 def _parse_string(literal: str) -> str:
