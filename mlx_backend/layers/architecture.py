@@ -77,7 +77,7 @@ def load_network(
     `overrides` replace what the configuration says; `change` makes the class that is used of the architecture's own.
     `also_read` are names in the configuration that the caller sees to.
     """
-    mlx_lm.utils.glob = _Glob
+    mlx_lm.utils.glob = WeightGlob
     written = mlx_lm.utils.load_config(folder)
     network_class, arguments_class = _classes(folder, written, trust_remote_code=trust_remote_code)
     try:
@@ -130,13 +130,16 @@ def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return text if isinstance(text, dict) else {}
 
 
-class _Glob:
-    """Stands for the module `glob` in mlx-lm; a pattern of weights finds the files that are a model's."""
+class WeightGlob:
+    """Stands for the module `glob` in mlx-lm and mlx-vlm: a pattern of weights finds the files that are a model's."""
 
     @staticmethod
     def glob(pattern: str) -> list[str]:
+        """Return the files that a pattern finds."""
         folder, _, names = pattern.rpartition("/")
-        return [str(file) for file in weight_files(Path(folder))] if names == WEIGHTS else glob.glob(pattern)  # noqa: PTH207 - mlx-lm's
+        if names in (WEIGHTS, "*.safetensors"):
+            return [str(file) for file in weight_files(Path(folder))]
+        return glob.glob(pattern)  # noqa: PTH207 - mlx-lm's
 
 
 def _foreign_quantisation(config: Mapping[str, Any]) -> str | None:

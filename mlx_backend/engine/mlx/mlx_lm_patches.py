@@ -35,7 +35,8 @@ so that an upgrade is a decision and not an accident.
    own method, which the class of its `_tokenizer` tells.
 
 7. Which files are a model's weights (layers/architecture.py). mlx-lm loads whatever in a folder looks like weights, and
-   no file in a folder with a bracket in its name. What it finds them with, the `glob` of its `utils`, is replaced.
+   no file in a folder with a bracket in its name. What it finds them with, the `glob` of its `utils`, is replaced;
+   so is mlx-vlm's, which otherwise loads every safetensors file there is.
 
 One more thing rests on mlx-lm's sources and is in `KNOWN_SOURCES` too: how the cache classes behave. All their state is
 in instance attributes, `merge`, `extract`, `filter` and `extend` make batches and take them apart, and

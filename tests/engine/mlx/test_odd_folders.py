@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 from architectures import write
 
+from mlx_backend.demo import VISION_MODEL_PATH
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.loading import load_model
 from mlx_backend.errors import EngineError
@@ -200,3 +201,13 @@ def test_an_adapter_that_cannot_be_loaded_is_told_as_what_it_is(
     with pytest.raises(EngineError) as caught:
         load_engine(folder, adapters={"mine": adapter})
     assert str(caught.value).startswith(f"{adapter} {said}")
+
+
+def test_a_model_that_sees_is_not_blinded_by_a_stray_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(VISION_MODEL_PATH, tmp_path / "eye")
+    (folder / "optimizer.safetensors").write_bytes(b"left by a training")
+    with load_engine(folder) as engine:
+        assert engine.model_id == "eye"
+    assert "it answers text only" not in caplog.text

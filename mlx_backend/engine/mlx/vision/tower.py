@@ -29,6 +29,7 @@ from mlx_backend.engine.mlx.vision.families import (
 from mlx_backend.engine.mlx.vision.image_memory import FeatureCache, PreparedImages, TowerCost
 from mlx_backend.errors import EngineRefused, first_line
 from mlx_backend.images import Picture
+from mlx_backend.layers.architecture import WeightGlob
 from mlx_backend.models.files import of_text, read_json_or_empty
 
 if TYPE_CHECKING:
@@ -58,8 +59,10 @@ class Vision:
     def __init__(
         self, folder: Path, config: Mapping[str, Any], family: ImageFamily, networks: Sequence[Any]
     ) -> None:
+        import mlx_vlm.utils
         from mlx_vlm.utils import load_model, load_processor
 
+        mlx_vlm.utils.glob = WeightGlob
         self.family = family
         token = pad_token(config)
         assert token is not None  # or it would have no family
