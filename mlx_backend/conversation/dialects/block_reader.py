@@ -601,8 +601,8 @@ class BlockReader(Reader):
         call.text.append(text)
         if call.may_repeat(text):
             return ""
-        written = str(call.text) if before < MAX_BEGINNING else ""
-        begun = syntax.begin(written[:MAX_BEGINNING])
+        written = str(call.text) if before < MAX_BEGINNING and not call.is_in_pieces else ""
+        begun = syntax.begin(written[:MAX_BEGINNING]) if written else None
         end = call.end(text[: max(0, begun.arguments_at - before)] if begun else text)
         if begun and end < 0:
             name = call.accepted(begun.name)

@@ -147,9 +147,14 @@ class OpenCall:
         return self._stream.feed(text)
 
     @property
+    def is_in_pieces(self) -> bool:
+        """Whether it is known to be in another notation than JSON, and read while it is written."""
+        return self._stream is not None
+
+    @property
     def begun_name(self) -> str:
         """The name of the call that has begun, if it is known and none was put out."""
-        return "" if self._stream is None or self.is_begun else self._stream.name
+        return "" if self._stream is None or self.is_begun or self.is_read_whole else self._stream.name
 
     def finish(self) -> list[CallPiece]:
         """Return what is still to be put out at the end of the text."""
