@@ -16,6 +16,7 @@ import pytest
 from mlx_backend.conversation.dialects import DIALECTS, open_call
 from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.base import CallSyntax, JsonSpan, PythonSpan, first_wrong
+from mlx_backend.conversation.dialects.calls.stream import CallStream
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
 from mlx_backend.conversation.events import Channel
 from mlx_backend.conversation.parser import ChannelParser, fold, parse_text
@@ -53,6 +54,15 @@ class Work:
 
         return counted
 
+    def counting_feed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `CallStream.feed`, made to count what it has not used yet, too."""
+
+        def counted(stream: CallStream, text: str) -> Any:
+            self.characters += len(stream.text) + len(text)
+            return original(stream, text)
+
+        return counted
+
     def counting_cut(
         self, original: Callable[..., tuple[str, str, str]]
     ) -> Callable[..., tuple[str, str, str]]:
@@ -85,6 +95,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
         for name in names:
             if name in vars(cls):
                 monkeypatch.setattr(cls, name, counter.counting(vars(cls)[name]))
+    monkeypatch.setattr(CallStream, "feed", counter.counting_feed(CallStream.feed))
     monkeypatch.setattr(MarkerSet, "cut", counter.counting_cut(MarkerSet.cut))
     monkeypatch.setattr(open_call, "first_wrong", counter.counting(first_wrong))
     return counter

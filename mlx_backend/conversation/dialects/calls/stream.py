@@ -212,7 +212,7 @@ class OpenValue:
 
     def may_be_cdata(self) -> None:
         """Note that a CDATA section begins here: if it is all of the value, its content is the text."""
-        if not self.is_begun and not "".join(self._parts).strip():
+        if self.is_text is not False and not self.is_begun and not "".join(self._parts).strip():
             self.is_text = False
 
     def taken(self) -> str:
