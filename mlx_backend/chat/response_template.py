@@ -330,7 +330,7 @@ class TemplateReader(Reader):
         calls = []
         for each in value if isinstance(value, list) else [value]:
             match each.get("function", each) if isinstance(each, dict) else None:
-                case {"name": str(name), "arguments": dict() | str() as arguments} if name:
+                case {"name": str(name), "arguments": dict() | str() | None as arguments} if name:
                     calls.append((name, arguments))
                 case _:
                     raise ValueError("a name and arguments are expected")

@@ -156,6 +156,11 @@ def test_a_call_that_was_cut_is_not_put_out() -> None:
     assert _meaning(events) == ("", "I look.", [])
 
 
+def test_a_call_without_arguments_has_an_empty_object() -> None:
+    message = parse_text("<|use|>get_weather<|with|>null<|/use|>", response_template_dialect(NAMED_JSON))
+    assert [call.arguments for call in message.tool_calls] == ["{}"]
+
+
 def test_the_end_of_the_prompt_tells_what_is_open() -> None:
     dialect = response_template_dialect(NAMED_JSON)
     assert dialect.opens_in("<|bot|><|plan|>\n") is Channel.ANALYSIS
