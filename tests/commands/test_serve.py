@@ -222,6 +222,7 @@ def test_a_file_says_which_models_there_are(tmp_path: Path) -> None:
         [models.careful]
         model = "{MODEL_PATH}"
         reasoning_effort = "high"
+        context_length = 2000  # of its own: else it would share what is in memory, and stay
         ttl = 0.05
         """
     )

@@ -59,7 +59,9 @@ def models_file(folder: Path) -> Path:
     write_roberta(folder / "embedder")
     path = folder / "models.toml"
     language = "".join(
-        f'[models.{name}]\nmodel = "{MODEL_PATH}"\npinned = true\n' for name in ("first", "second")
+        # With options of its own each is loaded by itself.
+        f'[models.{name}]\nmodel = "{MODEL_PATH}"\npinned = true\nmax_concurrent = {rows}\n'
+        for name, rows in (("first", 16), ("second", 17))
     )
     path.write_text(language + f'[models.embedder]\nmodel = "{folder / "embedder"}"\npinned = true\n')
     return path
