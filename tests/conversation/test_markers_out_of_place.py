@@ -166,8 +166,20 @@ def test_a_channel_of_gemma_is_reasoning_whatever_its_name(text: str, reasoning:
         assert read(dialect, None, fed) == Message(reasoning, content)
 
 
-def test_markers_of_older_versions_of_mistral_are_dropped() -> None:
-    assert read(DIALECTS["mistral"], FINAL, ["Hi.[/TOOL_CALLS] Yes.[ARGS]"]).content == "Hi. Yes."
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mistral", "Hi.[/TOOL_CALLS] Yes.[ARGS]"),
+        ("kimi-k2", "Hi. <|tool_call_argument_begin|>Yes.<|tool_calls_section_end|>"),
+        ("kimi-k3", "Hi.<|sep|> Yes.<|close|>"),
+        ("deepseek-v3.1", "Hi. <｜tool▁sep｜>Yes."),
+        ("minimax-m3", "Hi. ]<]minimax[>[Yes."),
+        ("gemma4", 'Hi.<|"|> Yes.'),
+    ],
+)
+def test_parts_of_markers_alone_are_dropped(name: str, text: str) -> None:
+    for fed in ([text], list(text)):
+        assert read(DIALECTS[name], FINAL, fed) == Message(content="Hi. Yes.")
 
 
 def test_an_answer_streams_though_a_marker_may_come() -> None:

@@ -96,7 +96,7 @@ class BlockFormat:
     controls: tuple[str, ...] = ()
     """What markers begin with that no text does: where the output ends within a marker, it is not shown."""
     noise: frozenset[str] = frozenset()
-    """Markers of older versions and of prompts, which mean nothing in a turn."""
+    """Parts of markers, and markers of older versions: alone they mean nothing in a turn."""
     suffixes: tuple[str, ...] = ()
     """What may stand in a marker after a colon, `<think:…>`: each of the family's checkpoints has its own."""
 

@@ -304,14 +304,14 @@ class BlockReader(Reader):
         """Return what is no text in the answer though it opens no call: of reasoning, and what closes calls."""
         form = self._format
         openers = [opener for opener in form.reasoning if opener not in form.words or opener in self._control]
-        closers = [
-            *(closer for each in form.sections for closer in each.closers),
-            *(closer for each in form.blocks if not each.is_text for closer in each.closers),
-        ]
-        return form.noise.union(
-            openers,
-            (form.reasoning[opener] for opener in openers),
-            (closer for closer in closers if has_calls and not closer.startswith("`")),
+        closers = (
+            form.between_calls.union(*(each.closers for each in form.sections)) if has_calls else form.noise
+        )
+        return frozenset(
+            {
+                *(*openers, *(form.reasoning[opener] for opener in openers)),
+                *(closer for closer in closers if not closer.startswith("`")),  # a fence is Markdown, too
+            }
         )
 
     def _without_control_marks(self, text: str) -> str:

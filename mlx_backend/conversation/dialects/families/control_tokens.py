@@ -95,7 +95,7 @@ def _deepseek(name: str, *aliases: str, syntax: CallBlock, sign: Sign, example: 
             sections=(CallSection(openers=("<｜tool▁calls▁begin｜>",), closer="<｜tool▁calls▁end｜>"),),
             blocks=(syntax,),
             ends=frozenset({"<｜end▁of▁sentence｜>"}),
-            noise=_DEEPSEEK_RESULTS,
+            noise=_DEEPSEEK_RESULTS | {"<｜tool▁sep｜>"},
         ),
         example=example,
         leaked_calls=("<｜tool▁calls▁begin｜>",) if name == "deepseek-v3" else (),
@@ -137,6 +137,7 @@ KIMI_K2 = family(
         blocks=(
             CallBlock(opener="<|tool_call_begin|>", closers=("<|tool_call_end|>",), syntax=KIMI_K2_CALLS),
         ),
+        noise=frozenset({"<|tool_call_argument_begin|>"}),
     ),
     example=(
         "<think>I need the weather.</think><|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
@@ -160,6 +161,7 @@ KIMI_K3 = family(
         blocks=(CallBlock(opener=CALL_OPENER, closers=(CALL_CLOSER,), syntax=XtmlCalls(), is_text=True),),
         ends=frozenset({"<|end_of_msg|>"}),
         controls=(OPEN, CLOSE),
+        noise=frozenset({OPEN, CLOSE, SEPARATOR}),
     ),
     example=(
         "<|open|>think<|sep|>I need the weather.<|close|>think<|sep|><|open|>response<|sep|>I look."

@@ -69,6 +69,7 @@ MINIMAX_M3 = family(
         ),
         ends=frozenset({"[e~["}),
         controls=(NAMESPACE,),
+        noise=frozenset({NAMESPACE}),
     ),
     example=(
         f"<mm:think>I need the weather.</mm:think>\n{NAMESPACE}<tool_call>\n{NAMESPACE}"

@@ -26,6 +26,7 @@ GEMMA_4 = family(
         separators=",",
         ends=frozenset({"<|tool_response>", "<turn|>"}),
         controls=("<|channel>",),
+        noise=frozenset({'<|"|>'}),
     ),
     example=(
         "<|channel>thought\nI need the weather.<channel|>"
