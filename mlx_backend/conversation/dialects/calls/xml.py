@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mlx_backend.conversation.argument_values import Untyped
-    from mlx_backend.conversation.dialects.calls.base import DecodedCall
+    from mlx_backend.conversation.dialects.calls.base import CallPiece, DecodedCall
     from mlx_backend.conversation.dialects.calls.stream import NextTag, Reading
     from mlx_backend.conversation.tools import ToolSet
 
-# A tag, or the beginning of a CDATA section, which may hold anything.
+# A tag, or the beginning of a CDATA section, which may hold anything. Models forget the bracket after a tool's name.
 _TAG = re.compile(
-    r"<(?P<close>/?)(?:｜DSML｜ ?|[a-z]{1,16}:)?(?P<kind>function|invoke|parameter|param)"
-    r"(?P<attributes>(?:\s*=|\s)[^<>]{0,512})?\s?>|<!\[CDATA\["
+    r"<(?P<close>/?)(?:｜DSML｜ ?|[a-z]{1,16}:)?(?P<kind>(?P<call>function|invoke)|parameter|param)"
+    r"(?P<attributes>(?:\s*=|\s)[^<>]{0,512})?\s?(?(call)(?:>|(?=<))|>)|<!\[CDATA\["
 )
 # What may become one.
 _BEGUN = re.compile(
@@ -151,14 +151,20 @@ class _XmlStream(CallStream):
         self._values = 0  # of the call, so far
         self._wrapped: tuple[str, Any] | None = None  # what may hold all arguments
 
+    def finish(self) -> list[CallPiece]:
+        """Return the rest. The turn may end with a tool's name, without the bracket after it."""
+        if not self.name and self.text:
+            self.text += "<"
+        return super().finish()
+
     def read(self) -> Reading:
         """Read calls."""
         body: list[str] = []  # of the call, as long as it has no values
         while tag := (yield from self._tag(body.append)):
             is_call, closes = tag["kind"] in _CALLS, bool(tag["close"])
+            name = _name_of(tag) if is_call and not closes else ""
             if is_call:
                 self._end(body)
-                name = "" if closes else _name_of(tag)
                 if name:
                     self.begin_call(name)
                     self._known, self._values, self._wrapped = property_names(self.parameters), 0, None
@@ -215,6 +221,12 @@ class _XmlStream(CallStream):
             else:
                 self.put(key, converted)
 
+    def _is_whole(self, tag: re.Match[str]) -> bool:
+        """Whether a tag has its last bracket, or begins a call to an offered tool without it."""
+        return tag[0][-1] == ">" or (
+            not tag["close"] and self.tools.offered_name(_name_of(tag)) in self.tools.names
+        )
+
     def _ends_value(self, tag: re.Match[str]) -> bool:
         """Whether a tag within a value ends it, whatever follows."""
         is_opener = tag["kind"] not in _CALLS and not tag["close"]
@@ -236,7 +248,10 @@ class _XmlStream(CallStream):
 
     def _tag(self, put: Callable[[str], object], value: OpenValue | None = None) -> NextTag:
         """Return the next tag, None at the end; `put` takes the text before it. A CDATA section may hold anything."""
-        while (tag := (yield from self.next_tag(put))) and not tag["kind"]:
+        while (tag := (yield from self.next_tag(put))) and (not tag["kind"] or not self._is_whole(tag)):
+            if tag["kind"]:
+                put(tag[0])
+                continue
             if value is not None:
                 value.may_be_cdata()
             put(tag[0])
