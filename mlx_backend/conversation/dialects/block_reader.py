@@ -20,9 +20,10 @@ The reader is in one state, and looks for the markers that mean something there:
                  a reasoning block's opener -> REASONING; any other closer is dropped -> OPENING
     SECTION    between the markers around calls: before, between or after them
                  a call's opener -> CALL; the section's closer -> OPENING
-    CALL       text is gathered, and decoded by its syntax (`calls/`)
+    CALL       text is gathered, and decoded by its syntax (`calls/`); in other notations than JSON what is known of
+               the call is put out as it comes (`calls/stream`)
                  the call's closer, or its last bracket where it has none -> SECTION or OPENING
-                 its name is known, and its arguments begin -> ARGUMENTS
+                 its name is known, and its arguments are JSON and begin -> ARGUMENTS
     ARGUMENTS  are put out as they come (`open_call`)
                  their last bracket -> REST; a marker in a string that would end them -> STRING
     STRING     until it is known whether that marker is part of the string -> ARGUMENTS, or what the marker means
@@ -39,9 +40,10 @@ Line breaks at the edges of a block, and before a call, are layout and not part 
 answer they remain. Two blocks of reasoning are set apart by an empty line.
 
 Nothing is lost. What a call needs to be read is kept as it was written until a call has come of it; a call that cannot
-be decoded is shown, as answer or as reasoning, whichever it began in. After an opener, text that cannot begin a call
-is let go at its first wrong character. A call within reasoning (models forget the closer) ends it, if it calls an
-offered tool; else it is reasoning.
+be decoded is shown, as answer or as reasoning, whichever it began in. If a part of it went out already, that call is
+closed as not complete, and its text is shown after it. After an opener, text that cannot begin a call is let go at its
+first wrong character. A call within reasoning (models forget the closer) ends it, if it calls an offered tool; else it
+is reasoning.
 
 A marker is looked for by its spelling where there are no token ids. Where there are, a control token is known by its
 id; a marker that is made of several tokens (`<|open|>think<|sep|>`) is found in their texts, and its control tokens

@@ -2,7 +2,10 @@
 
 A closer in an open value may be part of the value, and the next one the call's: it is *doubted*. Where the value is
 never closed, the call ends at the first after all. A marker in a string of JSON arguments is part of the string, unless
-the string is broken: what is written after its end tells, and until then the marker and what follows it are held.
+the string is broken: what is written after its end tells, and until then the marker and what follows it are held. A
+call in another notation goes out while it is written (`CallReader`), up to a doubted closer.
+
+A call that has lost its closer may be written again, word for word: that is one call.
 
 Knows neither the states of the reader (`block_reader`) nor events.
 """
