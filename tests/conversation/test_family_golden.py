@@ -234,3 +234,19 @@ def test_a_model_that_changes_a_name_calls_the_tool_it_means() -> None:
     assert tools.offered_name("functions.web-search") == "web-search"
     assert tools.offered_name("default_api.files_read") == "Files.read"
     assert tools.offered_name("other") == "other"
+
+
+@pytest.mark.parametrize("size", [1, 4, 999])
+@pytest.mark.parametrize("by_ids", [False, True])
+def test_the_beginning_of_a_call_may_be_quoted_in_reasoning(size: int, by_ids: bool) -> None:
+    reasoning = "It is written <tool_call>\n<function=search>\n<parameter=query>\nx and so on."
+    tokens = {7: "<tool_call>", 8: "</think>"} if by_ids else {}
+    parser = ChannelParser("qwen-xml", tools=OFFERED, opens_in=Channel.ANALYSIS, special_tokens=tokens)
+    events: list[Event] = []
+    for part in re.split("(<tool_call>|</think>)", f"{reasoning}\n</think>\n\nI look."):
+        token = next((token for token, text in tokens.items() if text == part), 1)
+        for piece in [part] if token > 1 else pieces(part, size):
+            events += parser.feed(piece, token if by_ids else None)
+    message = fold([*events, *parser.close()])
+    assert (message.reasoning, message.content) == (reasoning, "I look.")
+    assert not any(call.complete for call in message.tool_calls)

@@ -586,6 +586,8 @@ class BlockReader(Reader):
         must_be_offered = self._in_reasoning or (self._section is None and not is_marked)
         self._call = OpenCall(block, self._tools, must_be_offered=must_be_offered)
         self._call.repeated, self._unclosed = self._unclosed, ""
+        # Without ids, a call within reasoning may be quoted, and reasoning go on after it.
+        self._call.is_read_whole = self._in_reasoning and not self._control
         if is_marked:
             self._written.append(block.opener)
         self.delta = None
@@ -636,10 +638,7 @@ class BlockReader(Reader):
                         call.is_begun = True
                         call.opened_by = "".join(self._written)
                         self._commit(call)
-                        closers = self._format.reasoning.values()
-                        self._expect(
-                            _BlockState.CALL, self._expected.difference(closers), watched=call.special
-                        )
+                        self._expect(_BlockState.CALL, self._expected, watched=call.special)
                     self._open_call(name or self._tools.offered_name(written))
                     call.delta = self.delta
                 case None:
@@ -660,7 +659,13 @@ class BlockReader(Reader):
                 self._take_in_section(section, marker)
             return True
         if marker not in self._openers:  # the reasoning in which it began has gone on, and ends here
-            self._give_up()
+            if not call.is_begun:
+                self._give_up()
+            elif self._in_call:
+                self._in_reasoning = True
+                self._break_off(call)
+            else:
+                self._end_call(call, "")
         elif self._state is _BlockState.CALL and marker in self._blocks and call.is_blank():  # written twice
             self._written.append(str(call.text))
             self._begin_call(self._blocks[marker])
