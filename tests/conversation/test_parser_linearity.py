@@ -6,6 +6,7 @@ beginning, and each syntax). Four times the text may cost four times as many.
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from itertools import permutations
@@ -16,11 +17,13 @@ import pytest
 from mlx_backend.conversation.dialects import DIALECTS, open_call
 from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.base import CallSyntax, JsonSpan, PythonSpan, first_wrong
+from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls, _GemmaStream
 from mlx_backend.conversation.dialects.calls.stream import CallStream
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
 from mlx_backend.conversation.events import Channel
 from mlx_backend.conversation.parser import ChannelParser, fold, parse_text
 from mlx_backend.conversation.scanner import MarkerSet
+from mlx_backend.conversation.tools import ToolSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.dialects.base import CallCodec
     from mlx_backend.conversation.dialects.calls.base import DecodedCall
-    from mlx_backend.conversation.tools import ToolSet
 
 WEATHER = {
     "name": "get_weather",
@@ -171,3 +173,40 @@ def test_an_argument_of_a_megabyte_is_read_whole(name: str, work: Work) -> None:
     assert [call.name for call in message.tool_calls] == ["get_weather"]
     assert len(message.tool_calls[0].arguments) > len(value)
     assert work.characters < 12 * len(text)
+
+
+def test_quotation_marks_that_nothing_closes_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+    original = _GemmaStream._ends_here
+
+    def counted(stream: _GemmaStream, place: Any, *, is_quoted: bool) -> bool | None:
+        nonlocal looked
+        looked += 1
+        return original(stream, place, is_quoted=is_quoted)
+
+    monkeypatch.setattr(_GemmaStream, "_ends_here", counted)
+    gemma = GemmaCalls('<|"|>')
+    counts = []
+    for repeats in (50, 200):
+        looked = 0
+        [call] = gemma.decode("call:note{lines:[" + "'tis late, " * repeats + "]}", ToolSet(None))
+        assert json.loads(call.arguments) == {"lines": ["'tis late"] * repeats}
+        counts.append(looked)
+
+    assert counts[1] < 5 * counts[0]
+
+
+def test_a_whole_call_is_read_in_pieces_that_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read copies what follows it, so that must not be all of a long call."""
+    longest = 0
+    original = CallStream.skip
+
+    def watched(stream: CallStream, blanks: re.Pattern[str]) -> Any:
+        nonlocal longest
+        longest = max(longest, len(stream.text))
+        return original(stream, blanks)
+
+    monkeypatch.setattr(CallStream, "skip", watched)
+    [call] = GemmaCalls('<|"|>').decode("call:sum{numbers:[" + "12," * 20_000 + "7]}", ToolSet(None))
+    assert json.loads(call.arguments) == {"numbers": [12] * 20_000 + [7]}
+    assert longest < 10_000

@@ -133,11 +133,13 @@ class _GemmaStream(CallStream):
     that closes what it stands in.
     """
 
-    __slots__ = ("_delimiter", "has_rest")
+    __slots__ = ("_delimiter", "_unclosed", "has_rest")
 
     def __init__(self, tools: ToolSet, delimiter: str) -> None:
         super().__init__(tools)
         self._delimiter = delimiter
+        # Quotation marks, each with where it stands, that close no value up to the end of the body.
+        self._unclosed: set[tuple[str, bool, bool]] = set()
         self.has_rest = False  # there is text that is no call
 
     def read(self) -> Reading:
@@ -247,6 +249,9 @@ class _GemmaStream(CallStream):
 
     def _quoted(self, place: _Place, quote: str) -> Generator[None, None, str | None]:
         """Read a text in quotation marks. None, and nothing is read: there is no such mark where a value may end."""
+        kind = quote, place.in_list, place.depth > 0
+        if kind in self._unclosed:
+            return None
         parts = [quote]
         self.text = self.text[1:]
         while mark := (yield from self.scan(_MARKS[quote], parts.append)):
@@ -261,7 +266,8 @@ class _GemmaStream(CallStream):
             if (yield from self._ends(place, is_quoted=True)):
                 return _unescaped("".join(parts)[1:])
             parts.append(quote)
-        self.text = "".join(parts)
+        self._unclosed.add(kind)
+        self.read_again("".join(parts))
         return None
 
     def _bare(self, place: _Place) -> Generator[None, None, str]:

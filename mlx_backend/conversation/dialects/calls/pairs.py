@@ -144,7 +144,7 @@ class _PairStream(CallStream):
                 self.is_plain = False  # until it is known whether it begins a key
                 parts: list[str] = []
                 following = yield from self.next_tag(parts.append)
-                self.text = "".join([*parts, following[0] if following else "", self.text])
+                self.read_again("".join([*parts, following[0] if following else ""]))
                 if following and following["kind"] == "arg_key" and following["close"]:
                     break
             value.add(tag[0])

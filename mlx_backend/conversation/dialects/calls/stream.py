@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 ESCAPED = '"\\' + "".join(map(chr, range(32)))
 """Characters that are written otherwise in JSON."""
+_PIECE = 4096
+"""Characters that are read at a time. Each thing that is read copies what follows it in the piece."""
 MAX_UNDECIDED = 256
 """Characters of a value after which it is no longer asked whether it is a text."""
 
@@ -50,7 +53,9 @@ class CallStream(ABC):
     """The end of a text that may become one."""
 
     __slots__ = (
+        "_coming",
         "_count",
+        "_is_finished",
         "_out",
         "_run",
         "is_at_end",
@@ -70,22 +75,36 @@ class CallStream(ABC):
         self.name = ""  # of the call that is being read
         self.parameters: Mapping[str, Any] = {}
         self.is_begun = False  # its name was put out
+        self._coming: deque[str] = deque()  # what comes after `text`, in pieces
+        self._is_finished = False  # and nothing after that
         self._count = 0  # of its arguments
         self._out: list[CallPiece] = []
         self._run = self.read()
 
     def feed(self, text: str) -> list[CallPiece]:
         """Take a piece of the body; return what is to be put out now."""
-        self.text += text
-        if next(self._run, self) is self:  # it has ended, and reads no more
-            self.text = ""
+        self._coming.extend(_pieces(text))
+        while True:
+            self.text += self._coming.popleft() if self._coming else ""
+            self.is_at_end = self._is_finished and not self._coming
+            if next(self._run, self) is self:  # it has ended, and reads no more
+                self.text = ""
+                self._coming.clear()
+            if not self._coming:
+                break
         out, self._out = self._out, []
         return out
 
     def finish(self) -> list[CallPiece]:
         """Return what is still to be put out at the end of the body."""
-        self.is_at_end = True
+        self._is_finished = True
         return self.feed("")
+
+    def read_again(self, text: str) -> None:
+        """Have a text read that was read already, and then what follows it."""
+        self._coming.extendleft(reversed(_pieces(text + self.text)))
+        self.text = self._coming.popleft() if self._coming else ""
+        self.is_at_end = self._is_finished and not self._coming
 
     @abstractmethod
     def read(self) -> Reading:
@@ -164,6 +183,10 @@ class CallStream(ABC):
         if not self.is_begun:
             self.is_begun = True
             self._out.append(CallName(self.name))
+
+
+def _pieces(text: str) -> list[str]:
+    return [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
 
 
 class OpenValue:

@@ -203,7 +203,7 @@ class _XmlStream(CallStream):
                     is_part = bool(following["close"])
                 break
             if not is_part:
-                self.text = "".join([*held, follows, following[0] if following else "", self.text])
+                self.read_again("".join([*held, follows, following[0] if following else ""]))
                 break
             held.append(follows)
             value.add("".join(held))
