@@ -64,6 +64,7 @@ _UNDECIDED = re.compile(
 )
 _FENCE = re.compile(r"\s*```(?:json)?\s*(?=\{)")
 _BRACKET = re.compile(r"\s*[{\[]")
+_NO_VALUE = re.compile(r"\s*(?=[}\],])")
 _QUOTED_OBJECT = re.compile(rf'\s*"{_SPACE}(?=\{{{_SPACE}")')
 _OBJECT_IN_STRING = re.compile(rf"""\s*(["'])(?={_SPACE}\{{)""")
 _STRING = re.compile(r"""\s*["']""")
@@ -318,6 +319,10 @@ class JsonArguments:
                 return "", None
             if nothing := _QUOTED_NOTHING.match(text, 0, _MAX_HELD):
                 self._beginning = None
+                return "{}", text[nothing.end() :]
+            if nothing := _NO_VALUE.match(text):  # the object around them goes on, or ends
+                self._beginning = None
+                self._json.has_ended = True
                 return "{}", text[nothing.end() :]
             text = self._begin(text)
         if self._is_text:

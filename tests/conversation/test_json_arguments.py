@@ -17,6 +17,7 @@ from mlx_backend.conversation.parser import ChannelParser, fold
 REPAIRED = {
     "nothing": ("", {}),
     "blanks": (" \n\t", {}),
+    "the end of the object around them": (" }", {}),
     "null": ("null", {}),
     "Python's null": (" None ", {}),
     "an empty string": ('""', {}),

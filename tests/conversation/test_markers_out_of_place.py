@@ -182,6 +182,16 @@ def test_parts_of_markers_alone_are_dropped(name: str, text: str) -> None:
         assert read(DIALECTS[name], FINAL, fed) == Message(content="Hi. Yes.")
 
 
+@pytest.mark.parametrize("dialect", WITH_CALLS, ids=lambda dialect: dialect.name)
+def test_all_of_a_call_is_text_where_there_are_no_tools(dialect: Dialect) -> None:
+    assert isinstance(dialect.calls, SyntaxCodec)
+    written = "".join(piece.text for piece in dialect.calls.encode("search", {"query": "x"})).strip()
+    for fed in ([written], list(written)):
+        parser = ChannelParser(dialect, tools=[], opens_in=FINAL)
+        events = [event for piece in fed for event in parser.feed(piece)]
+        assert fold([*events, *parser.close()]) == Message(content=written)
+
+
 def test_an_answer_streams_though_a_marker_may_come() -> None:
     for opens_in in (FINAL, None):
         parser = ChannelParser("hermes-json", tools=OFFERED, opens_in=opens_in)

@@ -303,12 +303,10 @@ class BlockReader(Reader):
         return True
 
     def _stray_markers(self, *, has_calls: bool) -> frozenset[str]:
-        """Return what is no text in the answer though it opens no call: of reasoning, and what closes calls."""
+        """Return what is no text in the answer though it opens no call: of reasoning, and of calls."""
         form = self._format
         openers = [opener for opener in form.reasoning if opener not in form.words or opener in self._control]
-        closers = (
-            form.between_calls.union(*(each.closers for each in form.sections)) if has_calls else form.noise
-        )
+        closers = form.between_calls.union(*(each.closers for each in form.sections)) if has_calls else ()
         return frozenset(
             {
                 *(*openers, *(form.reasoning[opener] for opener in openers)),

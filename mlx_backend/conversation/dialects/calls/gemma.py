@@ -42,6 +42,7 @@ _KEY = re.compile(
 )
 _KEY_BEGUN = re.compile(r"""\s*(?:"[^"]*"?|'[^']*'?|[^:{}\[\]<>",]{0,256})\s*""")
 _IDENTIFIER = re.compile(r"[^\W\d][\w-]*")
+_UNQUOTED_KEY = re.compile(r"[^\s()=;]+")
 _BRACKETS = re.compile(r"[,{}\[\]]")
 _MARKS = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
 _UNESCAPED = re.compile(r'((?<!\\)(?:\\\\)*)"')
@@ -242,9 +243,15 @@ class _GemmaStream(CallStream):
             return
         self._open(place)
         self.write('"')
-        self.is_plain = True
-        yield from self._find(self._delimiter, lambda text: self.write(to_json(text)[1:-1]))
-        self.is_plain = False
+        while True:
+            self.is_plain = True
+            yield from self._find(self._delimiter, lambda text: self.write(to_json(text)[1:-1]))
+            self.is_plain = False
+            while (ends := self._delimiter_ends(place)) is None:
+                yield
+            if ends:
+                break
+            self.write('\\"')  # the model's word for a quotation mark in the text
         self.write('"')
 
     def _quoted(self, place: _Place, quote: str) -> Generator[None, None, str | None]:
@@ -322,11 +329,25 @@ class _GemmaStream(CallStream):
         is_begun = _KEY_BEGUN.fullmatch(rest) or self._delimiter.startswith(rest)
         return None if is_begun and not is_all else False
 
+    def _delimiter_ends(self, place: _Place) -> bool | None:
+        """Whether a delimiter ends its text. Models write it for a quotation mark in the text, too."""
+        after = self.text.lstrip()
+        rest = after[1:].lstrip()
+        is_all = self.is_at_end or len(self.text) > _MAX_AHEAD
+        if not after:
+            return True if is_all else None
+        if after[0] not in "}]":
+            return self._ends_here(place, is_quoted=True) if after[0] == "," else False
+        if not is_all and _NEXT_CALL_BEGUN.fullmatch(rest):
+            return None
+        return rest[:1] in ("", ",", "}", "]") or _NEXT_CALL.match(rest) is not None
+
     def _is_next_key(self, place: _Place, key: str, *, is_quoted: bool) -> bool:
+        form = _UNQUOTED_KEY if is_quoted else _IDENTIFIER
         if place.names is None or key in place.names:
-            return key in (place.names or ()) or _IDENTIFIER.fullmatch(key) is not None
+            return key in (place.names or ()) or form.fullmatch(key) is not None
         may_hold_it = not is_quoted and "string" in types_of(place.schema, self.parameters)
-        return not may_hold_it and _IDENTIFIER.fullmatch(key) is not None
+        return not may_hold_it and form.fullmatch(key) is not None
 
     def _open(self, place: _Place) -> None:
         if place.key:

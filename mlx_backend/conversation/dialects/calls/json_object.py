@@ -54,8 +54,8 @@ _BEFORE_NAME = (
 # What may stand between the arguments of two calls in a list: the rest of the first object.
 _AFTER_ARGUMENTS = rf"(?:\s*,\s*{_QUOTED}\s*:\s*(?:{_QUOTED}|[\w.+-]+))*[\s\[\],;}}]*"
 _NAME_FIRST = re.compile(rf"{_AFTER_ARGUMENTS}{_BEFORE_NAME}{_key(*_NAMES)}(?P<name>{_QUOTED})")
-_ARGUMENTS_NEXT = re.compile(rf"""\s*,\s*{_key(*_ARGUMENTS)}(?=[{{"'])""")
-_BY_NAME = re.compile(rf"[\s\[\],;}}]*(?:\{{\s*)?(?P<name>{_QUOTED})\s*:\s*(?=\{{)")
+_ARGUMENTS_NEXT = re.compile(rf"""\s*,\s*{_key(*_ARGUMENTS)}(?=[{{"'}}])""")
+_BY_NAME = re.compile(rf"[\s\[\],;}}]*(?:\{{\s*)?(?P<name>{_QUOTED})\s*:\s*(?=[{{}}])")
 _DECODER = json.JSONDecoder(strict=False)
 
 

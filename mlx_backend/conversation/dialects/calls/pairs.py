@@ -113,11 +113,13 @@ class _PairStream(CallStream):
         """Read the call."""
         before: list[str] = []
         tag = yield from self.next_tag(before.append)
-        name = "".join(before).strip()
+        name, key = "".join(before).strip(), ""
+        if tag and tag["kind"] == "arg_key" and tag["close"]:  # the tag before the first key is missing
+            offered = max((each for each in self.tools.names if name.startswith(each)), key=len, default=name)
+            name, key = offered, name.removeprefix(offered).strip()
         if tag is None or not name or "\n" in name or len(name) > 256:
             return
         self.begin_call(name)
-        key = ""
         while tag is not None:
             opened = tag["kind"] if not tag["close"] else ""
             if opened == "arg_value":
