@@ -372,7 +372,6 @@ class _Channel(HTTPChannel):
         self._is_cut = self.requests[0].is_cut or self.requests[0].error is not None
         self._idle_since = time.monotonic()  # before the loop can find the connection idle
         super().service()
-        self.expect(_CERTAIN_BEGINNING)
         self._close_if_over()
         self.server.note_change(self)
         if not self.connected:
@@ -664,6 +663,11 @@ class Server(TcpWSGIServer):
             if (passed := time.monotonic() - checked) >= self.check_seconds:
                 checked += passed
                 self._check(passed)
+
+    def add_task(self, task: _Channel) -> None:
+        """Have a worker answer the next request of a connection."""
+        task.expect(_CERTAIN_BEGINNING)
+        super().add_task(task)
 
     def note_half_close(self, channel: _Channel) -> None:
         """Have the loop see soon whether a client that sends no more is gone."""

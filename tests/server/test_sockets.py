@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from running_server import HELLO, running
 from scripted_engine import ScriptedEngine, Transcript
+from waitress.channel import HTTPChannel
 
 from mlx_backend import __version__
 from mlx_backend.errors import EngineError
+from mlx_backend.server.wsgi_server import _Channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -148,6 +150,37 @@ def test_so_does_one_that_is_answered_at_once(sent: bytes, statuses: list[int]) 
                     data += piece
             assert [int(each[:3]) for each in re.split(rb"HTTP/1\.[01] ", data)[1:]] == statuses
             assert data.startswith(b"HTTP/1.")
+
+
+def test_so_does_one_whose_earlier_answer_is_still_being_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams, is_away = threading.Event(), threading.Event()
+    answer, put_away = HTTPChannel.service, _Channel.service
+
+    def answer_slowly(channel: HTTPChannel) -> None:
+        is_first = len(channel.requests) == 2
+        answer(channel)
+        if is_first:
+            assert streams.wait(60)
+
+    def note(channel: _Channel) -> None:
+        put_away(channel)
+        is_away.set()
+
+    monkeypatch.setattr(HTTPChannel, "service", answer_slowly)
+    monkeypatch.setattr(_Channel, "service", note)
+    body = json.dumps({"messages": HELLO, "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n"
+    with (
+        ScriptedEngine([ANSWER], gated=True) as engine,
+        running(engine) as server,
+        socket.create_connection(server.address, timeout=60) as connection,
+    ):
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n" + head.encode() + body)
+        connection.shutdown(socket.SHUT_WR)
+        read_until(connection, b"\n\n\r\n0")
+        streams.set()
+        assert is_away.wait(60)
+        assert connection.recv(1) == b"0"
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
