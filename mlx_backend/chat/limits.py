@@ -49,11 +49,14 @@ class ReplyLimits:
 
     def check_choices(self, n: int, prompts: int = 1) -> None:
         """Raise the RequestError for a request of more replies than the server gives, or than its queue holds."""
-        limit = min(self.settings.max_choices, self.settings.max_requests)
+        limit, option = min(
+            (self.settings.max_choices, "--max-choices"),
+            (self.settings.max_requests, "--max-concurrent and --max-queue"),
+        )
         if n * prompts > limit:
             each = f"{prompts} prompts with n = {n} are" if prompts > 1 else f"n = {n} is"
             raise RequestError(
-                f"{each} more replies than this server gives to one request, which is {limit} (--max-choices). "
+                f"{each} more replies than this server gives to one request, which is {limit} ({option}). "
                 "Send several requests.",
                 "n" if n > 1 else "prompt",
                 "too_many_choices",

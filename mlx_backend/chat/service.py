@@ -234,16 +234,18 @@ class Service:
         return self._complete(request, self._completion_prompt(request), client, 1)(0, None)
 
     def complete_replies(
-        self, requests: Sequence[CompletionRequest], n: int, client: QueueClient = ANYONE
+        self,
+        request: CompletionRequest,
+        prompts: Sequence[str | tuple[int, ...]],
+        n: int,
+        client: QueueClient = ANYONE,
     ) -> Reply | ReplyGroup:
-        """Start n completions of each text. Raises what `complete` raises."""
-        self._limits.check_choices(n, len(requests))
-        prompts = [self._completion_prompt(request) for request in requests]
-        _check_echoed(requests, prompts, n)
-        starts = [
-            self._complete(request, prompt, client, n)
-            for request, prompt in zip(requests, prompts, strict=True)
-        ]
+        """Start n completions of each prompt, as the request says it of one. Raises what `complete` raises."""
+        self._limits.check_choices(n, len(prompts))
+        requests = [replace(request, prompt=prompt) for prompt in prompts]
+        texts = [self._completion_prompt(each) for each in requests]
+        _check_echoed(requests, texts, n)
+        starts = [self._complete(each, text, client, n) for each, text in zip(requests, texts, strict=True)]
         return start_replies(starts, n)
 
     def _complete(

@@ -66,32 +66,30 @@ class CompletionBody(GenerationBody):
         None
     )
 
-    def requests(self) -> list[CompletionRequest]:
-        """Return a request for the chat service for each prompt."""
+    @property
+    def prompts(self) -> list[str | tuple[int, ...]]:
+        """The texts, or their tokens."""
+        if isinstance(self.prompt, list) and self.prompt and isinstance(self.prompt[0], str | list):
+            return [_prompt(each, f"prompt[{at}]") for at, each in enumerate(self.prompt)]
+        return [_prompt(self.prompt, "prompt")]
+
+    def request(self, prompt: str | tuple[int, ...]) -> CompletionRequest:
+        """Return the request for the chat service for one of the prompts."""
         if self.suffix and self.echo:
             raise refuse("echo: a prompt with a suffix cannot be repeated; send one of the two.", "echo")
-        return [
-            CompletionRequest(
-                prompt=prompt,
-                suffix=self.suffix or "",
-                echo=bool(self.echo),
-                sampling=self.sampling(),
-                adapter=self.adapters,
-                priority=self.priority,
-                bos=self.add_special_tokens is not False,
-                max_tokens=self.setting(*LIMIT_NAMES),
-                max_repeated_tokens=self.setting("max_repeated_tokens"),
-                stop=self.stop,
-                logprobs=self.logprobs,
-            )
-            for prompt in _prompts(self.prompt)
-        ]
-
-
-def _prompts(written: Any) -> list[str | tuple[int, ...]]:
-    if isinstance(written, list) and written and isinstance(written[0], str | list):
-        return [_prompt(each, f"prompt[{at}]") for at, each in enumerate(written)]
-    return [_prompt(written, "prompt")]
+        return CompletionRequest(
+            prompt=prompt,
+            suffix=self.suffix or "",
+            echo=bool(self.echo),
+            sampling=self.sampling(),
+            adapter=self.adapters,
+            priority=self.priority,
+            bos=self.add_special_tokens is not False,
+            max_tokens=self.setting(*LIMIT_NAMES),
+            max_repeated_tokens=self.setting("max_repeated_tokens"),
+            stop=self.stop,
+            logprobs=self.logprobs,
+        )
 
 
 def _prompt(written: Any, where: str) -> str | tuple[int, ...]:
@@ -131,7 +129,9 @@ class CompletionCall(BodyCall[CompletionBody]):
 
     def start(self, service: Service, client: QueueClient) -> tuple[Reply | ReplyGroup, ChunkWriter]:
         """Start a completion, or several."""
-        reply = service.complete_replies(self.body.requests(), self.body.num_choices, client)
+        prompts = self.body.prompts
+        request = self.body.request(prompts[0])
+        reply = service.complete_replies(request, prompts, self.body.num_choices, client)
         engine = service.engine
         has_logprobs = self.body.logprobs is not None
         choices = [

@@ -13,6 +13,7 @@ from running_server import RunningServer, running
 from scripted_engine import ScriptedEngine, ScriptedTokenizer, Transcript
 from scripted_server import ANSWER, client_of
 
+from mlx_backend.api.openai.completions import CompletionBody
 from mlx_backend.chat.request import CompletionRequest
 from mlx_backend.chat.service import Service
 from mlx_backend.demo import MODEL_PATH
@@ -109,6 +110,17 @@ def test_several_prompts_are_answered_in_their_order_each_as_if_alone(server: Ru
     assert joined(events_of(server, prompt=prompts, max_tokens=12)) == dict(enumerate(texts_of(together)))
 
 
+def test_far_too_many_prompts_are_refused_without_a_request_for_each(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled: list[CompletionBody] = []
+    monkeypatch.setattr(CompletionBody, "sampling", lambda body: sampled.append(body) or {})
+    response = client.post("/v1/completions", json={"prompt": ["x"] * 300_000})
+    assert response.status_code == 400
+    assert "300000 prompts" in response.get_json()["error"]["message"]
+    assert len(sampled) == 1
+
+
 def test_each_of_n_choices_has_the_seed_that_follows_and_a_prompt_counts_once(server: RunningServer) -> None:
     sampled = {"temperature": 1.2, "max_tokens": 12}
     prompts = [FRANCE, "Count"]
@@ -149,7 +161,7 @@ def test_the_prompt_of_n_choices_is_prefilled_once(model: str, tmp_path: Path) -
     with engine_and_batch(path) as (engine, _):
         prompt = tuple(at % 250 for at in range(300))
         request = CompletionRequest(prompt=prompt, max_tokens=4, sampling={"temperature": 1.0})
-        group = Service(engine).complete_replies([request], 4)
+        group = Service(engine).complete_replies(request, [prompt], 4)
         list(group.events())
         cached = [reply.usage.cached_tokens for reply in group.replies]
         assert cached == [0, 299, 299, 299]
