@@ -68,9 +68,11 @@ _IN_TEXT: Final = re.compile(
     rf"|(?<![A-Za-z0-9+/_-])(?P<bare>(?:(?:{'|'.join(map(re.escape, _MAGIC))}){_BASE64}{{500,}}"
     rf"|{_BASE64}{{{_MIN_OPAQUE},}})={{0,2}})"
 )
-_WHOLE: Final = re.compile(r"[A-Za-z0-9+/_\s-]+=?\s*=?\s*")
+_WHOLE: Final = re.compile(r"\s*[A-Za-z0-9+/_\r\n-]+={0,2}\s*")
 _MIN_BARE: Final = 200
 """Characters of base64 that nothing but its beginning tells from text."""
+_MIN_LINE: Final = 60
+"""Characters of a line of base64 that is broken into lines, but for the last: they are of one length, 64 or 76."""
 _MAX_VALUES: Final = 500_000
 """Of a JSON text that is read: lists and objects of so many values take some 100 MB."""
 _MAX_NESTED: Final = 4
@@ -78,6 +80,10 @@ _MAX_NESTED: Final = 4
 _KIND: Final = re.compile(r"(?:input_)?(image|audio|video|file|document)(?:_url)?\Z")
 _TYPE_KEYS: Final = ("mimeType", "mime_type", "media_type", "mediaType")
 _DATA_KEYS: Final = ("data", "blob", "base64", "file_data")
+_OF_MEDIA: Final = frozenset(
+    ("type", "resource", "source", "annotations", "_meta", "format", "encoding", *_TYPE_KEYS, *_DATA_KEYS)
+)
+"""Keys of a medium, with those of its kind. What stands under any other is text about it."""
 _URL_SAFE: Final = str.maketrans("-_", "+/")
 _ONLY: Final = "only text and images are"
 _UNKNOWN: Final = "application/octet-stream"
@@ -292,9 +298,15 @@ def _without_media(value: Any, images: list[Part], depth: int) -> Any:
             pieces = _of_text(value, depth + 1) if depth < _MAX_NESTED else [value]
             return " ".join(map(stand_in, pieces)) if pieces != [value] else value
         case Mapping():
-            if (medium := _medium(value, is_stated=False)) is not None:
-                return stand_in(medium)
-            return {name: _without_media(each, images, depth) for name, each in value.items()}
+            medium = _medium(value, is_stated=False)
+            shown = {
+                name: _without_media(each, images, depth)
+                for name, each in value.items()
+                if medium is None or not (name in _OF_MEDIA or _KIND.match(name))
+            }
+            if medium is None:
+                return shown
+            return {**shown, "data": stand_in(medium)} if shown else stand_in(medium)
         case list():
             return [_without_media(each, images, depth) for each in value]
     return value
@@ -312,7 +324,7 @@ def _medium(part: Mapping[str, Any], *, is_stated: bool) -> Any:
         written = part.get("image_url")
         url = written.get("url") if isinstance(written, Mapping) else written
         return part if is_stated or (isinstance(url, str) and url.startswith("data:")) else None
-    if is_image(part) and "image" in part:
+    if is_stated and is_image(part) and "image" in part:
         return part  # one that has its number already
     keys = ("resource", "source", kind if isinstance(kind, str) else "")
     holder = next((part[key] for key in keys if isinstance(part.get(key), Mapping)), part)
@@ -328,12 +340,18 @@ def _medium(part: Mapping[str, Any], *, is_stated: bool) -> Any:
         header, _, data = data.partition(",")
         media_type = header[5:].partition(";")[0]
     if not data or not _WHOLE.fullmatch(data):
+        if is_stated and found and isinstance(text := data or holder.get("content"), str):
+            return text
         is_bare = is_stated and found and "text" not in part
         return unseen(found, 0, _WHY.get(found, _ONLY)) if is_bare else None
     if not (found or kind == "resource" or media_type.startswith(("image/", "audio/", "video/"))):
         return None
     if media_type.startswith("text/"):
-        return _bytes("".join(data.split())).decode("utf-8", "replace")
+        text = _bytes("".join(data.split())).decode("utf-8", "replace")
+        is_base64 = bool(text) and "\ufffd" not in text
+        return text if is_base64 or len(data) >= _MIN_BARE else data
+    if not (is_stated or media_type or _type_of(data) or len(data) >= _MIN_BARE):
+        return None
     if not media_type and found in ("audio", "video") and isinstance(form := holder.get("format"), str):
         media_type = f"{found}/{form}"
     if media_type.lower() not in _FORMATS:
@@ -363,6 +381,7 @@ def _type_of(data: str) -> str | None:
     if (
         found is None
         and len(data) >= _MIN_OPAQUE
+        and all(len(line) >= _MIN_LINE for line in data.split()[:-1])
         and all(re.search(each, data[:400]) for each in ("[a-z]", "[A-Z]", "[0-9]"))
     ):
         return _UNKNOWN

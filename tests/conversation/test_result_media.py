@@ -187,6 +187,9 @@ def test_what_is_no_image_becomes_a_sentence(content: Any, said: str) -> None:
         f"base64 {'ACGT' * 10_000}",
         OPAQUE[:10_000],
         '{"a": 1} and base64',
+        json.dumps({"listing": "Makefile 12 src\n" * 2000}),
+        '[{"type": "image", "image": 7}, "base64"]',
+        '{"mimeType": null, "files": [{"type": "file", "name": "a", "data": "words"}]}',
         [{"type": "resource", "resource": {"uri": "a.txt", "mimeType": "text/plain", "text": "hello"}}],
         [{"type": "resource_link", "uri": "file:///a.png", "mimeType": "image/png"}],
         [{"type": "json", "json": {"image": "x.png"}}],
@@ -217,6 +220,25 @@ RESULTS: dict[str, list[dict[str, Any]]] = {
         },
     ],
 }
+
+
+def test_what_is_written_about_an_image_stays_with_it() -> None:
+    table = {"rows": [{**MCP, "title": "Sales", "pages": 2}]}
+    said, image = result_content(json.dumps(table))
+    assert json.loads(said["text"]) == {"rows": [{"title": "Sales", "pages": 2, "data": "[image 1]"}]}
+    assert image == shown(PNG)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"type": "file", "name": "a.txt", "data": "two words"}, "two words"),
+        ({"type": "file", "mimeType": "text/plain", "data": "words"}, "words"),
+        ({"type": "document", "source": {"type": "content", "content": "A page."}}, "A page."),
+    ],
+)
+def test_a_part_with_a_text_for_its_data_is_that_text(part: dict[str, Any], said: str) -> None:
+    assert result_content([part]) == said
 
 
 @pytest.mark.parametrize("messages", RESULTS.values(), ids=RESULTS)

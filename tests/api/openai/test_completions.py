@@ -114,7 +114,12 @@ def test_far_too_many_prompts_are_refused_without_a_request_for_each(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampled: list[CompletionBody] = []
-    monkeypatch.setattr(CompletionBody, "sampling", lambda body: sampled.append(body) or {})
+
+    def sampling(body: CompletionBody) -> dict[str, Any]:
+        sampled.append(body)
+        return {}
+
+    monkeypatch.setattr(CompletionBody, "sampling", sampling)
     response = client.post("/v1/completions", json={"prompt": ["x"] * 300_000})
     assert response.status_code == 400
     assert "300000 prompts" in response.get_json()["error"]["message"]
