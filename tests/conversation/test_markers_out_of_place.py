@@ -192,6 +192,28 @@ def test_all_of_a_call_is_text_where_there_are_no_tools(dialect: Dialect) -> Non
         assert fold([*events, *parser.close()]) == Message(content=written)
 
 
+EMPTY_PAIRS = [
+    ("hermes-json", "<tool_call>\n</tool_call>"),
+    ("kimi-k2", "<|tool_calls_section_begin|><|tool_calls_section_end|>"),
+    ("deepseek-v3.1", "<｜tool▁calls▁begin｜>\n<｜tool▁calls▁end｜>"),
+    ("minimax-m2", "<minimax:tool_call>\n\n</minimax:tool_call>"),
+    ("apertus", "<|tools_prefix|>[]<|tools_suffix|>"),
+    ("lfm2", "<|tool_call_start|>[]<|tool_call_end|>"),
+    ("gemma4", "<|tool_call><tool_call|>"),
+]
+
+
+@pytest.mark.parametrize(("name", "pair"), EMPTY_PAIRS)
+def test_markers_without_a_call_between_them_are_not_shown_but_in_code(name: str, pair: str) -> None:
+    dialect = DIALECTS[name]
+    text = f"Hi.\n{pair}\nYes."
+    for pieces in (list(text), *(cut(text, place) for place in range(len(text)))):
+        assert read(dialect, FINAL, pieces) == Message(content="Hi.\n\nYes."), pieces
+    for text in (f"It is `{pair}`.", f"```\n{pair}\n```\nYes."):
+        for pieces in ([text], list(text)):
+            assert read(dialect, FINAL, pieces) == Message(content=text), pieces
+
+
 def test_an_answer_streams_though_a_marker_may_come() -> None:
     for opens_in in (FINAL, None):
         parser = ChannelParser("hermes-json", tools=OFFERED, opens_in=opens_in)

@@ -42,8 +42,8 @@ answer they remain. Two blocks of reasoning are set apart by an empty line.
 Nothing is lost. What a call needs to be read is kept as it was written until a call has come of it; a call that cannot
 be decoded is shown, as answer or as reasoning, whichever it began in. If a part of it went out already, that call is
 closed as not complete, and its text is shown after it. After an opener, text that cannot begin a call is let go at its
-first wrong character. A call within reasoning (models forget the closer) ends it, if it calls an offered tool; else it
-is reasoning.
+first wrong character. A pair of markers with no call between them is dropped. A call within reasoning (models forget
+the closer) ends it, if it calls an offered tool; else it is reasoning.
 
 A marker is looked for by its spelling where there are no token ids. Where there are, a control token is known by its
 id; a marker that is made of several tokens (`<|open|>think<|sep|>`) is found in their texts, and its control tokens
@@ -754,6 +754,12 @@ class BlockReader(Reader):
     def _give_up(self) -> None:
         """Show what was written: no call has come of it."""
         text = "".join([*self._written, str(self._call.text) if self._call is not None else ""])
+        if not self._in_reasoning and self._is_empty(text):
+            if self._breaks is None and self._has_begun:
+                self._breaks = "".join(self._written[:1]).count("\n")
+            self._written, self._section = [], None
+            self._after_call()
+            return
         in_reasoning, self._in_reasoning = self._in_reasoning, False
         self._written = []
         self._shown = {
@@ -772,6 +778,17 @@ class BlockReader(Reader):
             self._trims_layout = False
             self._enter_answer()
             self._put_out_answer(text)
+
+    def _is_empty(self, text: str) -> bool:
+        """Whether a pair of markers has no call between them, and the answer is not about them."""
+        pair = self._section or (self._call.block if self._call is not None else None)
+        if pair is None or not text.endswith(tuple(pair.closers)) or self._is_text(""):
+            return False
+        if len(text) > MAX_BEGINNING:
+            return False
+        for marker in (*self._openers, *pair.closers):
+            text = text.replace(marker, "")
+        return not text.strip(BLANKS + "[]")
 
     def _close_call_at_end(self, call: OpenCall, ended_by: EndedBy) -> None:
         """Handle the end of the output in a call. A cut call is not complete."""
