@@ -70,10 +70,10 @@ def _add_rope(config: dict[str, Any]) -> None:
     _set(config, _THETAS, main.get("rope_theta"))
     for layer_type, names in _LAYER_THETAS.items():
         _set(config, names, by_layer.get(layer_type, {}).get("rope_theta"))
-    partials = {each.get("partial_rotary_factor") for each in (main, *by_layer.values())}
-    if len(partials) == 1:
-        _set(config, _PARTIALS, share := partials.pop())
-        if isinstance(share, int | float) and (size := _head_size(config)):
+    share = main.get("partial_rotary_factor")
+    if all(each.get("partial_rotary_factor") == share for each in by_layer.values()):
+        _set(config, _PARTIALS, share)
+        if isinstance(share, int | float) and 0 <= share <= 1 and (size := _head_size(config)):
             config.setdefault("rotary_dim", int(size * share))
     if (length := main.get("original_max_position_embeddings")) is not None:
         config.setdefault("original_max_position_embeddings", length)
@@ -100,8 +100,10 @@ def _with_type(rope: Mapping[str, Any]) -> dict[str, Any]:
     if not rope:
         return {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    factor = {"factor": float(rope["factor"])} if isinstance(rope.get("factor"), int) else {}
-    return {**rope, "rope_type": kind, "type": kind} | factor
+    factor = rope.get("factor")
+    if isinstance(factor, int) and abs(factor) < 2**53:
+        rope = {**rope, "factor": float(factor)}
+    return {**rope, "rope_type": kind, "type": kind}
 
 
 def _add_period(config: dict[str, Any]) -> None:

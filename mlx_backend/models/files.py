@@ -10,6 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlx_backend.conversation.json_values import is_too_deep
 from mlx_backend.models.config_names import with_both_names
 from mlx_backend.models.templates import stand_in
 
@@ -64,6 +65,8 @@ def read_json(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file.name} cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{file.name} holds no JSON object")
+    if is_too_deep(value):  # for those who follow it
+        raise ValueError(f"{file.name} is nested too deeply")
     return value
 
 
@@ -174,9 +177,7 @@ def own_chat_template(folder: Path) -> str | None:
                 raise ValueError(f"{file.name} cannot be read: {error}") from None
     for template in found.values():
         if len(template) > _MAX_TEMPLATE_BYTES:
-            raise ValueError(
-                f"the chat template in tokenizer_config.json is larger than {_MAX_TEMPLATE_BYTES >> 10} KiB"
-            )
+            raise ValueError(f"the model's chat template is larger than {_MAX_TEMPLATE_BYTES >> 10} KiB")
     with_tools, without = found.get(_WITH_TOOLS), found.get("default")
     if with_tools is None or without is None or with_tools == without:
         return without or with_tools

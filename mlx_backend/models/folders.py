@@ -187,7 +187,7 @@ def chosen_weights(present: Collection[str], indexed: Collection[str] | None) ->
 def _indexed(index: Path) -> set[str]:
     """Return the files that an index names; none if it cannot be read."""
     try:
-        return set(read_json(index)["weight_map"].values())
+        return {name for name in read_json(index)["weight_map"].values() if isinstance(name, str)}
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return set()
 
@@ -285,13 +285,21 @@ def _models_within(folder: Path) -> list[str]:
 def _check_pointers(name: str, folder: Path) -> None:
     """Raise EngineError if git has left out a large file, and a text that stands for it is there."""
     for file in folder.iterdir():
-        if file.is_file() and file.stat().st_size < _MAX_POINTER:
-            with file.open("rb") as opened:
-                if opened.read(len(_POINTER)) == _POINTER:
-                    raise EngineError(
-                        f"{file.name} of {name!r} is a pointer of git-lfs and not the file itself: run `git lfs pull` "
-                        f"in {folder}."
-                    )
+        if _is_pointer(file):
+            raise EngineError(
+                f"{file.name} of {name!r} is a pointer of git-lfs and not the file itself: run `git lfs pull` in "
+                f"{folder}."
+            )
+
+
+def _is_pointer(file: Path) -> bool:
+    try:
+        if not file.is_file() or file.stat().st_size >= _MAX_POINTER:
+            return False
+        with file.open("rb") as opened:
+            return opened.read(len(_POINTER)) == _POINTER
+    except OSError:
+        return False
 
 
 def check_names(name: str, names: Collection[str], place: str) -> None:

@@ -17,6 +17,8 @@ from mlx_backend.models.files import ENCODERS
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+_MAX_TOLD: Final = 1000
+"""Characters of names that are looked through."""
 _SERVED: Final = "this server serves chat, embeddings and rerankers"
 
 
@@ -81,7 +83,7 @@ def why_not_served(name: str, config: Mapping[str, Any], names: Collection[str])
         return None
     listed = config.get("architectures")
     architectures = [str(each) for each in listed] if isinstance(listed, list) else []
-    told = " ".join([family, *architectures, str(config.get("target", ""))]).casefold()
+    told = " ".join([family, *architectures, str(config.get("target", ""))])[:_MAX_TOLD].casefold()
     if "istftnet" in config:  # Kokoro and its kin, which have no model_type
         told += " kokoro"
     if "n_mels" in config and "n_audio_ctx" in config:  # Whisper, as OpenAI wrote it

@@ -57,7 +57,13 @@ def test_an_incomplete_model_is_not_listed(damage, root: Path) -> None:  # type:
     assert "small" not in names(Catalogue([], models_dirs=[root]))
 
 
-@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 7}', '{"weight_map": {"a": {}}}'])
+@pytest.mark.parametrize(
+    "index",
+    [
+        *("{", "[]", "{}", '{"weight_map": 7}', '{"weight_map": {"a": {}}}'),
+        '{"weight_map": {"a": 7, "b": "model-2.safetensors"}}',
+    ],
+)
 def test_a_model_with_an_unreadable_index_is_not_listed(index: str, root: Path) -> None:
     (root / "small" / "model.safetensors").rename(root / "small" / "model-1.safetensors")
     (root / "small" / "model.safetensors.index.json").write_text(index)
