@@ -353,6 +353,15 @@ class ChatBody(GenerationBody):
             raise refuse("top_logprobs is given without logprobs = true.", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def ignored(self) -> list[str]:
+        """The fields that have no meaning here: there may be no message of the model's to continue, too."""
+        last = self.messages[-1] if self.messages else None
+        has_none = self.continue_final_message and not (
+            isinstance(last, dict) and last.get("role") == "assistant"
+        )
+        return [*(["continue_final_message"] if has_none else []), *super().ignored]
+
     def reasoning_format_or(self, default: ReasoningFormat) -> ReasoningFormat:
         """Return the form in which this reply's reasoning is sent."""
         reasoning = (self.model_extra or {}).get("reasoning")

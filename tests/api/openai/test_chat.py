@@ -213,8 +213,12 @@ def test_what_clients_send_out_of_habit_is_accepted_and_named_as_ignored(
         ({"max_tokens": 100, "max_completion_tokens": 200, "n_predict": 200}, "max_tokens"),
         ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repeat_penalty"),
         ({"return_progress": True, "verbosity": "low"}, "return_progress, verbosity"),
+        ({"continue_final_message": True}, "continue_final_message"),
     ):
         assert answered(client, **fields).headers["x-mlx-backend-ignored"] == named
+    begun = [USER, {"role": "assistant", "content": "It"}]
+    continued = answered(client, messages=begun, continue_final_message=True)
+    assert "x-mlx-backend-ignored" not in continued.headers
     used = {"reasoning_effort": "low", "enable_thinking": True}
     assert "x-mlx-backend-ignored" not in answered(client, chat_template_kwargs=used).headers
     unread = answered(client, chat_template_kwargs={**used, "custom": 1})
