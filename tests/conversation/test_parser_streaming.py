@@ -7,12 +7,14 @@ from itertools import pairwise
 
 import pytest
 
+from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.dialects.harmony import HARMONY_TOKENS
 from mlx_backend.conversation.dialects.harmony.reader import MAX_STRIPPED
 from mlx_backend.conversation.dialects.think import OPENERS
 from mlx_backend.conversation.events import (
     Channel,
     ContentDelta,
+    EndedBy,
     Event,
     ReasoningDelta,
     StreamEnd,
@@ -368,3 +370,23 @@ def test_no_body_is_lost_or_shown_twice(seed: int) -> None:
         shown = message.reasoning + message.content
         assert [shown.count(word) for word in words] == [1] * len(words), text
         assert len(shown.replace("\n\n", "")) == sum(map(len, words)), text
+
+
+@pytest.mark.parametrize("ended_by", ["stop", "length"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[get_weather(city="Paris", daily)]',  # a string that a bracket closes, and no argument follows
+        '[get_weather(city="Paris"daily)] and so on',
+        "<|python_start|>no call [/ <|python_end|> and so on",  # what may be a call, in text that was none
+    ],
+)
+def test_a_call_that_is_none_is_shown_alike_however_it_is_cut(text: str, ended_by: EndedBy) -> None:
+    tools = [{"name": "get_weather"}]
+    whole = ChannelParser(DIALECTS["llama-pythonic"], tools=tools)
+    message = fold([*whole.feed(text), *whole.close(ended_by)])
+    for size in (1, 2, 5):
+        parser = ChannelParser(DIALECTS["llama-pythonic"], tools=tools)
+        events = [event for at in range(0, len(text), size) for event in parser.feed(text[at : at + size])]
+        assert fold([*events, *parser.close(ended_by)]) == message
+    assert message.content == text

@@ -762,7 +762,7 @@ class BlockReader(Reader):
             return
         in_reasoning, self._in_reasoning = self._in_reasoning, False
         self._written = []
-        self._shown = {
+        self._shown |= {
             closer
             for each in (self._section, self._call and self._call.block)
             if each

@@ -171,6 +171,8 @@ class OpenCall:
         make, stream, append = self.delta, self._stream, self.text.append
         if make is None or stream is None or stream.text or not stream.is_plain or self._doubted is not None:
             return None
+        if self._span is not None and not self._span.in_string:  # it has to see where its brackets are
+            return None
 
         def delta(text: str) -> Event:
             append(text)

@@ -156,6 +156,11 @@ class Span(Protocol):
     """Finds the end of a value that comes in pieces."""
 
     @property
+    def in_string(self) -> bool:
+        """Whether a string is open."""
+        ...
+
+    @property
     def is_open(self) -> bool:
         """Whether a bracket is open."""
         ...
@@ -216,6 +221,11 @@ class PythonSpan:
         self._depth = 0
         self._quote = ""
         self._escaped = False
+
+    @property
+    def in_string(self) -> bool:
+        """Whether a string is open."""
+        return bool(self._quote)
 
     @property
     def is_open(self) -> bool:
