@@ -24,6 +24,7 @@ from mlx_backend.conversation.events import (
     ToolCallStart,
 )
 from mlx_backend.conversation.parser import ChannelParser, fold, parse_text
+from mlx_backend.conversation.tools import ToolSet
 
 IDS = {text: token for token, text in HARMONY_TOKENS.items()}
 
@@ -390,3 +391,13 @@ def test_a_call_that_is_none_is_shown_alike_however_it_is_cut(text: str, ended_b
         events = [event for at in range(0, len(text), size) for event in parser.feed(text[at : at + size])]
         assert fold([*events, *parser.close(ended_by)]) == message
     assert message.content == text
+
+
+def test_a_marker_after_json_that_is_no_call_is_one_however_it_is_cut() -> None:
+    text = '{"name"]<mm:think>I wonder.</mm:think> So be it.'
+    tools = ToolSet([{"name": "get_weather"}], unwrapped=True)
+    for size in (1, 3, len(text)):
+        parser = ChannelParser(DIALECTS["minimax-m3"], tools=tools)
+        events = [event for at in range(0, len(text), size) for event in parser.feed(text[at : at + size])]
+        message = fold([*events, *parser.close()])
+        assert (message.content, message.reasoning) == ('{"name"] So be it.', "I wonder.")

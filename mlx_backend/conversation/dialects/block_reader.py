@@ -596,6 +596,11 @@ class BlockReader(Reader):
         """Gather a call's text, until it is known to be none, or until its arguments begin."""
         syntax, before = call.block.syntax, call.text.length
         wrong = call.first_wrong(text)
+        if wrong is not None and call.block.is_alone:  # what it holds may be the beginning of a marker
+            text = "".join([*self._written, str(call.text), text])
+            self._call, self._written = None, []
+            self._enter_answer()
+            return text
         if wrong is not None:
             call.text.append(text[:wrong])
             self._give_up()
