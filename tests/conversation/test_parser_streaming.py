@@ -401,3 +401,11 @@ def test_a_marker_after_json_that_is_no_call_is_one_however_it_is_cut() -> None:
         events = [event for at in range(0, len(text), size) for event in parser.feed(text[at : at + size])]
         message = fold([*events, *parser.close()])
         assert (message.content, message.reasoning) == ('{"name"] So be it.', "I wonder.")
+
+
+def test_an_id_with_a_bracket_in_it_does_not_move_the_arguments() -> None:
+    text = '[TOOL_CALLS]get_weather[CALL_ID]a1{b2[ARGS]{"city": "Oslo"}'
+    whole = parse_text(text, "mistral-ids")
+    parser = ChannelParser(DIALECTS["mistral-ids"])
+    events = [event for character in text for event in parser.feed(character)]
+    assert fold([*events, *parser.close()]) == whole

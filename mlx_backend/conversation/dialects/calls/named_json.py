@@ -81,7 +81,7 @@ class NamedJson(CallSyntax):
 
 
 _MISTRAL_BEGINNING = (
-    rf"\s*(?P<name>{_NAME})\s*(?:\[CALL_ID\]\s*(?P<id>[^\[\]\s]{{1,128}})\s*)?(?:\[ARGS\]\s*|(?=\{{))"
+    rf"\s*(?P<name>{_NAME})\s*(?:\[CALL_ID\]\s*(?P<id>[^\[\]{{\s]{{1,128}})\s*)?(?:\[ARGS\]\s*|(?=\{{))"
 )
 _MISTRAL_HEAD = r"\s*(?:[\[{].*|[\w.:/-]{1,256}\s*(?:[\[{].*)?)?"
 MISTRAL_ARGS = NamedJson(
