@@ -1,6 +1,7 @@
 """Whether a reply repeats itself without end: the same run of tokens, again and again, up to its last token.
 
-A reply does if its last `limit` tokens are one run of tokens, MIN_REPEATS times over or more often.
+A reply does if its last `limit` tokens are one run of tokens, MIN_REPEATS times over or more often; with a smaller
+limit than that, if they are one token.
 
 Theory of operation
 -------------------
@@ -32,8 +33,8 @@ class RepetitionGuard:
         added = "".join([chr(token % _CHARACTERS) for token in reversed(self._added)])
         self._added.clear()
         text = self._newest = (added + self._newest)[: self._limit]
-        longest = self._limit // MIN_REPEATS
-        if not longest or len(text) < self._limit:
+        if not self._limit or len(text) < self._limit:
             return None
+        longest = max(1, self._limit // MIN_REPEATS)
         run = text.find(text[:longest], 1, 2 * longest)
         return run if run > 0 and text.startswith(text[run:]) else None

@@ -42,7 +42,7 @@ def found(tokens: Sequence[int], limit: int) -> tuple[int, int] | None:
 
 def shortest_run(tokens: Sequence[int], limit: int) -> int | None:
     last = list(tokens[-limit:])
-    runs = range(1, limit // MIN_REPEATS + 1) if len(last) == limit else ()
+    runs = range(1, max(1, limit // MIN_REPEATS) + 1) if len(last) == limit else ()
     return next((run for run in runs if last[run:] == last[:-run]), None)
 
 
