@@ -220,7 +220,7 @@ def test_the_form_is_validated_by_using_it(plugin: PluginProcess, form: dict[str
     [
         ("demo", "text-embedding", ["'demo' is a language model", "'multilingual-e5-small'"]),
         ("multilingual-e5-small", "rerank", ["is an embedding model", "'reranker'"]),
-        ("nothing", "text-embedding", ["'nothing'", "'multilingual-e5-small'"]),
+        ("nothing", "text-embedding", ["'nothing'. It has: multilingual-e5-small."]),
     ],
 )
 def test_a_model_of_another_kind_is_reported_with_those_that_fit(

@@ -77,10 +77,10 @@ def test_another_key_or_address_knows_nothing_of_it(
 ) -> None:
     form, _ = stopped
     with PluginProcess(root) as plugin:
-        assert context_size(schema(plugin, {**form, "api_key": "another"})) == 131_072
+        assert context_size(schema(plugin, {**form, "api_key": "another"})) == 16_384
         assert (
             context_size(schema(plugin, {**form, "endpoint_url": f"{form['endpoint_url']}/elsewhere"}))
-            == 131_072
+            == 16_384
         )
 
 
@@ -104,7 +104,7 @@ def test_a_spoilt_description_is_as_good_as_none(
     for file in (root / ".cache").rglob("*.json"):
         file.write_bytes(b'{"kind": "mlx-backend", "models": [{"context_size": ')
     with PluginProcess(root) as plugin:
-        assert context_size(schema(plugin, form)) == 131_072
+        assert context_size(schema(plugin, form)) == 16_384
 
 
 def test_without_a_folder_to_write_to_the_plugin_works_and_remembers_until_it_ends(root: Path) -> None:

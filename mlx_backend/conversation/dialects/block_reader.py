@@ -594,6 +594,11 @@ class BlockReader(Reader):
 
     def _gather(self, call: OpenCall, text: str) -> str:
         """Gather a call's text, until it is known to be none, or until its arguments begin."""
+        if call.is_only_read:
+            call.text.append(text)
+            if pieces := call.read(text):
+                self._put_out_pieces(call, pieces)
+            return ""
         syntax, before = call.block.syntax, call.text.length
         wrong = call.first_wrong(text)
         if wrong is not None and call.block.is_alone:  # what it holds may be the beginning of a marker

@@ -155,6 +155,14 @@ class OpenCall:
         return self._stream is not None
 
     @property
+    def is_only_read(self) -> bool:
+        """Whether a piece of the call is nothing but read: all else about it is settled, or for its closer to say."""
+        if self._stream is None or self._span is not None or self._lone is not None or self.repeated:
+            return False
+        is_named = bool(self.block.opener) or not self.must_be_offered
+        return is_named and self.text.length >= self.block.syntax.head_length
+
+    @property
     def begun_name(self) -> str:
         """The name of the call that has begun, if it is known and none was put out."""
         return "" if self._stream is None or self.is_begun or self.is_read_whole else self._stream.name

@@ -76,7 +76,8 @@ class _ElementStream(CallStream):
     """Reads elements. One that is written several times in a row is a list, so it waits for the next one's name."""
 
     tag, begun_tag = _TAG, _BEGUN
-    special = f"{ESCAPED}]"
+    tag_start = "]"
+    special = ESCAPED + tag_start
 
     __slots__ = ("_waiting",)
 

@@ -47,8 +47,9 @@ class CallStream(ABC):
 
     special = ESCAPED + "<"
 
+    tag_start = "<"
     tag: re.Pattern[str]
-    """A tag of the notation."""
+    """A tag of the notation; it begins with `tag_start`."""
     begun_tag: re.Pattern[str]
     """The end of a text that may become one."""
 
@@ -83,16 +84,22 @@ class CallStream(ABC):
 
     def feed(self, text: str) -> list[CallPiece]:
         """Take a piece of the body; return what is to be put out now."""
-        self._coming.extend(_pieces(text))
+        if self._coming or len(text) > _PIECE:
+            self._coming.extend(_pieces(text))
+            text = self._coming.popleft()
         while True:
-            self.text += self._coming.popleft() if self._coming else ""
+            self.text += text
             self.is_at_end = self._is_finished and not self._coming
             if next(self._run, self) is self:  # it has ended, and reads no more
                 self.text = ""
                 self._coming.clear()
             if not self._coming:
                 break
-        out, self._out = self._out, []
+            text = self._coming.popleft()
+        out = self._out
+        if not out:
+            return []
+        self._out = []
         return out
 
     def finish(self) -> list[CallPiece]:
@@ -113,8 +120,10 @@ class CallStream(ABC):
     def next_tag(self, put: Callable[[str], object] | None = None) -> NextTag:
         """Return the next tag, None at the end of the body; `put` takes the text before it, as it comes."""
         while True:
-            found = self.tag.search(self.text)
-            begun = None if found or self.is_at_end else self.begun_tag.search(self.text)
+            found = begun = None
+            if self.tag_start in self.text:
+                found = self.tag.search(self.text)
+                begun = None if found or self.is_at_end else self.begun_tag.search(self.text)
             at = found.start() if found else begun.start() if begun else len(self.text)
             if put is not None:
                 put(self.text[:at])
