@@ -113,8 +113,8 @@ class CompletionRequest(ReplyRequest):
     """A text or token ids to continue, without a template. Markers in a text are control tokens here.
 
     A text begins with the BOS token of a model that needs one, unless `bos` is False. With a `suffix` the model fills
-    in what stands before that. `echo` begins the reply with the prompt; `logprobs` are
-    then its tokens' too, and of `max_tokens` 0 nothing else is wanted.
+    in what stands before that. `echo` begins the reply with the prompt; `logprobs` then has those of its tokens too,
+    and with `max_tokens` 0 nothing else is wanted.
     """
 
     prompt: str | tuple[int, ...]

@@ -72,7 +72,7 @@ _WHOLE: Final = re.compile(r"\s*[A-Za-z0-9+/_\r\n-]+={0,2}\s*")
 _MIN_BARE: Final = 200
 """Characters of base64 that nothing but its beginning tells from text."""
 _MIN_LINE: Final = 60
-"""Characters of a line of base64 that is broken into lines, but for the last: they are of one length, 64 or 76."""
+"""The fewest characters of a line of base64, except the last: those that break it into lines do so after 64 or 76."""
 _MAX_VALUES: Final = 500_000
 """Of a JSON text that is read: lists and objects of so many values take some 100 MB."""
 _MAX_NESTED: Final = 4

@@ -309,7 +309,7 @@ class _Channel(HTTPChannel):
         self._discards_until: float | None = None
         self.watched_events = 0
         self._certain = _CERTAIN_BEGINNING
-        self._num_sent = 0  # of what was certain
+        self._num_sent = 0  # bytes of it
         self._half_closed_at: float | None = None
         self._next_probe = 0.0
         self._probe_pause = _FIRST_PROBE_PAUSE

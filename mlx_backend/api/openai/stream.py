@@ -181,9 +181,8 @@ class TextLogprobs:
             columns["tokens"].append(text)
             columns["token_logprobs"].append(chosen)
             columns["top_logprobs"].append(top)
-            is_inside = (
-                0x80 <= int.from_bytes(data[:1]) < 0xC0
-            )  # of a character that the token before has begun
+            # A token may go on with a character that the one before it has begun.
+            is_inside = 0x80 <= int.from_bytes(data[:1]) < 0xC0
             columns["text_offset"].append(max(0, self._begun - is_inside + self._shift))
             self._begun += _begun_in(data)
         return columns
