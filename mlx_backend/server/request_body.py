@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from werkzeug import Request
 
-# A data URI, or the base64 in which tools hand on images: it begins as a PNG, a JPEG, a GIF or a WebP does. PHP's encoder
-# puts a backslash before a slash.
+# A data URI, or the base64 in which tools hand on images: it begins as a PNG, a JPEG, a GIF or a WebP does. PHP's
+# encoder puts a backslash before a slash.
 _IMAGE = re.compile(rb'"(?:data:image\\?/[^"]*|(?:iVBORw|\\?/9j|R0lGOD|UklGR)[A-Za-z0-9+/=\\_-]*)"')
 _REMEDY = (
     "Images count in every message, also in earlier ones: send smaller ones, or begin a new conversation."

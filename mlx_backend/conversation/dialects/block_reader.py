@@ -596,7 +596,8 @@ class BlockReader(Reader):
         """Gather a call's text, until it is known to be none, or until its arguments begin."""
         if call.is_only_read:
             call.text.append(text)
-            if pieces := call.read(text):
+            pieces = call.read(text)
+            if pieces or self._in_call:
                 self._put_out_pieces(call, pieces)
             return ""
         syntax, before = call.block.syntax, call.text.length
