@@ -578,12 +578,12 @@ class BlockReader(Reader):
 
     # CALL
 
-    def _begin_call(self, block: CallBlock) -> None:
+    def _begin_call(self, block: CallBlock, *, outer: str = "") -> None:
         self._may_be_unwrapped = False
         is_marked = block.opener and not block.is_text
         must_be_offered = self._in_reasoning or (self._section is None and not is_marked)
         self._call = OpenCall(block, self._tools, must_be_offered=must_be_offered)
-        self._call.repeated, self._unclosed = self._unclosed, ""
+        self._call.outer, self._call.repeated, self._unclosed = outer, self._unclosed, ""
         # Without ids, a call within reasoning may be quoted, and reasoning go on after it.
         self._call.is_read_whole = self._in_reasoning and not self._control
         if is_marked:
@@ -623,6 +623,7 @@ class BlockReader(Reader):
                 self._give_up()
                 return ""
             self._commit(call)
+            self._put_out_outer(call, name)
             self._enter_arguments(call, begun, name)
             return written[begun.arguments_at :]
         if end < 0:
@@ -647,6 +648,7 @@ class BlockReader(Reader):
                         call.is_begun = True
                         call.opened_by = "".join(self._written)
                         self._commit(call)
+                        self._put_out_outer(call, name or written)
                         self._expect(_BlockState.CALL, self._expected, watched=call.special)
                     self._open_call(name or self._tools.offered_name(written))
                     call.delta = self.delta
@@ -678,6 +680,14 @@ class BlockReader(Reader):
         elif self._state is _BlockState.CALL and marker in self._blocks and call.is_blank():  # written twice
             self._written.append(str(call.text))
             self._begin_call(self._blocks[marker])
+            return True
+        elif self._state is _BlockState.CALL and (name := call.bare_name()):
+            self._put_out_outer(call, name)
+            self._commit(call)  # it is one, be it this or the next
+            block = self._blocks.get(marker, call.block)
+            if not block.opener:
+                self._written.append(marker)
+            self._begin_call(block, outer=name)
             return True
         elif self._state is _BlockState.CALL and call.ends_with_doubted():
             self._end_at_doubted(call)
@@ -714,11 +724,20 @@ class BlockReader(Reader):
                 self._after_call()
         elif calls := call.accepted_calls(str(call.text)):
             self._commit(call)
+            self._put_out_outer(call, calls[0][0])
             self._put_out_calls(calls)
             self._after_call()
         else:
             call.text.append(closer)
             self._give_up()
+
+    def _put_out_outer(self, call: OpenCall, name: str) -> None:
+        """Put out the call before one of this tool, if it was a name and no more. Of the same tool it was none."""
+        outer, call.outer = call.outer, ""
+        if outer and outer != name:
+            self._open_call(outer)
+            self._emit("{}")
+            self._close_call(complete=True)
 
     def _end_at_doubted(self, call: OpenCall) -> str:
         """End the call at a closer in a value that was never closed. Return what follows it."""
@@ -764,6 +783,8 @@ class BlockReader(Reader):
 
     def _give_up(self) -> None:
         """Show what was written: no call has come of it."""
+        if self._call is not None:
+            self._put_out_outer(self._call, "")
         text = "".join([*self._written, str(self._call.text) if self._call is not None else ""])
         if not self._in_reasoning and self._is_empty(text):
             if self._breaks is None and self._has_begun:
@@ -836,10 +857,14 @@ class BlockReader(Reader):
             if self._in_call:
                 self._close_call(complete=False)
         elif call.begun_name and (name := call.accepted(call.begun_name)):
+            self._put_out_outer(call, name)
             self._open_call(name)
             self._close_call(complete=False)
         elif calls := call.accepted_calls(str(call.text)):
+            self._put_out_outer(call, calls[0][0])
             self._put_out_calls(calls, is_cut=True)
+        elif call.outer and call.outer.startswith(str(call.text).strip()):
+            call.outer = ""
         elif self._section is None and not call.block.opener:
             self._give_up()
 

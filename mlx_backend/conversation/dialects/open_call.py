@@ -34,6 +34,8 @@ MAX_DOUBTS = 64
 """Markers in one call that may be part of a value."""
 MAX_BEGINNING = 2048
 """Characters of a call in which its name has to stand, and its arguments to begin if they are put out as they come."""
+_MAX_NAME = 256
+_BARE_NAME = re.compile(r"\s*([\w.:/-]+)\s*")
 _MAX_GAP = 16
 """Blanks between two openers of one call."""
 _VISIBLE = re.compile(r"\S")
@@ -55,7 +57,8 @@ class OpenCall:
             "arguments",
             "block",
         ),
-        *("delta", "doubts", "is_begun", "is_read_whole", "must_be_offered", "opened_by", "repeated", "text"),
+        *("delta", "doubts", "is_begun", "is_read_whole", "must_be_offered", "opened_by", "outer"),
+        *("repeated", "text"),
     )
 
     def __init__(self, block: CallBlock, tools: ToolSet, *, must_be_offered: bool) -> None:
@@ -67,6 +70,7 @@ class OpenCall:
         self.doubts = 0  # markers so far that may be part of a value
         self.repeated = ""  # the call before it, which has lost its closer, as long as this one is the same
         self._same = self.text.length  # characters of it that are
+        self.outer = ""  # a tool whose name was a whole call before it, or the beginning of this one
         self.opened_by = ""  # what was written before the text of a call that is begun
         self.is_begun = False  # a call of this text was put out, though it may go on
         self.is_read_whole = False  # no part of it is put out before its end
@@ -116,6 +120,12 @@ class OpenCall:
     def is_blank(self) -> bool:
         """Whether nothing but a few blanks was written."""
         return self.text.length <= _MAX_GAP and not str(self.text).strip()
+
+    def bare_name(self) -> str:
+        """Return the tool that is called, if the text is no more than its name."""
+        named = _BARE_NAME.fullmatch(str(self.text)) if self.text.length <= _MAX_NAME else None
+        calls = self.accepted_calls(named[1]) if named else []
+        return calls[0][0] if named and [each.name for _, each in calls] == [named[1]] else ""
 
     def is_open(self) -> bool:
         """Whether the text so far ends within a value."""
