@@ -144,8 +144,6 @@ def test_a_classifier_works_with_the_model_that_ships(dify: Dify) -> None:
     questions = {
         "What is the capital of France?": "geography",
         "What is 17 + 5?": "arithmetic",
-        "Capital of Japan": "geography",
-        "3 + 4": "arithmetic",
     }
     assert {question: dify.play("classifier", question).answer for question in questions} == questions
 
