@@ -146,6 +146,9 @@ def test_a_request_whose_client_has_left_is_not_prepared(
     before, _ = in_threads(MAX_LARGE, lambda: server.chat(LARGE))
     tokenizer.wait_for(lambda: tokenizer.rendering == MAX_LARGE)
     with server.send({"messages": LARGE}), server.send({"messages": LARGE}):
+        while server.app.in_flight.count < MAX_LARGE + 2:
+            pass
+    while server.app.in_flight.count > MAX_LARGE:  # that they have left is noticed within a moment
         pass
     tokenizer.may_go_on.set()
     for thread in before:
