@@ -225,12 +225,10 @@ class GenerationBody(Body):
     def ignored(self) -> list[str]:
         """The fields that have no meaning here, or none in a reply that is not streamed, or that another overrules."""
         sent = () if self.stream else (name for name in _FOR_STREAMS if getattr(self, name))
-        overruled = (
-            name
-            for names in (LIMIT_NAMES, PENALTY_NAMES)
-            for name in names
-            if getattr(self, name, None) not in (None, self.setting(*names))
-        )
+        overruled: list[str] = []
+        for names in (LIMIT_NAMES, PENALTY_NAMES):
+            values = [(name, value) for name in names if (value := getattr(self, name, None)) is not None]
+            overruled += [name for name, value in values if value != values[0][1]]
         return [*sent, *overruled, *super().ignored]
 
     @property
