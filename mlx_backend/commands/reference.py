@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.api.openai.generation_body import ALIASES
+from mlx_backend.api.reply_fields import ALIASES
 from mlx_backend.commands.options import GROUPS, default_in_words, options_by_group
 from mlx_backend.constraints import can_require_calls
 from mlx_backend.conversation.dialects import DIALECTS

@@ -1,32 +1,14 @@
-"""What every protocol in this folder shares: OpenAI's error object, and how a body's fields are checked and described.
-
-    accepted       a field of the model; a wrong type or value is a 400 with its path
-    refused        a field in `refused`: it would change the answer and is not supported, so it is a 400 by its
-                   name, unless its value asks for nothing
-    ignored        every other field; named in the log and in a reply header
-
-`null` means absent everywhere. Knows no endpoint.
-"""
+"""What every protocol in this folder shares: OpenAI's error object. Knows no endpoint."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, get_args, is_typeddict
-
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api import json_text
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai.objects import ErrorFields, ErrorObject
-from mlx_backend.conversation.json_values import excerpt, json_type
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pydantic import GetJsonSchemaHandler
-    from pydantic.json_schema import JsonSchemaValue
-    from pydantic_core import CoreSchema
-
     from mlx_backend.api.errors import ApiError
 
 
@@ -51,125 +33,6 @@ class OpenAIProtocol:
         return json_text.body(error_object(error))
 
 
-@dataclass(frozen=True)
-class BodyCall[B: Body]:
-    """Implements api/base.py's `Call` for a body that has been parsed."""
-
-    waits_for_engine: ClassVar[bool] = True
-
-    body: B
-
-    @property
-    def model(self) -> str | None:
-        """The model's name; None for the default."""
-        return self.body.model
-
-    @property
-    def ignored(self) -> Sequence[str]:
-        """The fields that are ignored."""
-        return self.body.ignored
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """The check whether a value is null or one of these, of the same type (true is not 1)."""
-
-    values: tuple[Any, ...]
-
-    def __call__(self, value: Any) -> bool:
-        """Check a value."""
-        return value is None or any(value == one and type(value) is type(one) for one in self.values)
-
-
-def is_one_of(*values: Any) -> OneOf:
-    """Return the check whether a value is null or one of these."""
-    return OneOf(values)
-
-
-is_empty = is_one_of(False, "", [], {})
-"""Whether a value asks for nothing in any field."""
-
-type Refusals = Mapping[str, tuple[OneOf, str]]
-"""Field -> which values ask for nothing, and why all others are refused."""
-
-
-class Lenient(BaseModel):
-    """An object of a request.
-
-    Types are not converted ("7" is not a number, true is not 1, but 7.0 is 7). Unknown fields are kept, so that
-    they can be named.
-    """
-
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, arbitrary_types_allowed=True)
-
-    @property
-    def unknown(self) -> list[str]:
-        """The fields that were sent and are no fields of it, nor of the objects in it."""
-        names = [name for name, value in (self.model_extra or {}).items() if value is not None]
-        return names + [
-            f"{name}.{inner}" for name, value in self if isinstance(value, Lenient) for inner in value.unknown
-        ]
-
-
-class Body(Lenient):
-    """What the requests to every endpoint share."""
-
-    refused: ClassVar[Refusals] = {}
-    read_elsewhere: ClassVar[dict[str, Any]] = {}
-    """The types of fields that are neither the model's nor ignored, as clients write them."""
-
-    model: str | None = None
-
-    @classmethod
-    def parse(cls, body: Any) -> Self:
-        """Validate a decoded body. Raises the ApiError (400) that names what is wrong with it."""
-        if not isinstance(body, dict):
-            raise refuse(f"The body must be a JSON object, not {json_type(body)}.")
-        for name, (asks_for_nothing, reason) in cls.refused.items():
-            if name in body and not asks_for_nothing(body[name]):
-                raise refuse(
-                    f"{name} = {excerpt(body[name])} is not supported: {reason}.", name, "unsupported_value"
-                )
-        try:
-            return cls.model_validate(body)
-        except ValidationError as error:
-            _refuse(error)
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """Describe the fields that are read elsewhere or refused, too."""
-        described = handler(schema)
-        properties = handler.resolve_ref_schema(described)["properties"]
-        for name, kind in cls.read_elsewhere.items():
-            properties[name] = handler(TypeAdapter(kind).core_schema)
-        for name, (accepted, reason) in cls.refused.items():
-            properties[name] = {
-                "enum": [None, *accepted.values],
-                "description": f"Not supported: {reason}.",
-            }
-        return described
-
-    @property
-    def ignored(self) -> list[str]:
-        """The fields that were sent and have no meaning here."""
-        known = self.read_elsewhere.keys() | self.refused.keys()
-        inner = (
-            f"{name}.{key}"
-            for name, kind in self.read_elsewhere.items()
-            if isinstance(value := getattr(self, name, None), dict)
-            for key in value.keys() - _keys_of(kind)
-            if value[key] is not None
-        )
-        return [*(name for name in self.unknown if name not in known), *sorted(inner)]
-
-
-def _keys_of(kind: Any) -> set[str]:
-    """Return the keys of an object's type, or of those in a union."""
-    return {key for each in (kind, *get_args(kind)) if is_typeddict(each) for key in each.__annotations__}
-
-
 def with_extra_body(body: Any) -> Any:
     """Return a body with the fields of `extra_body` among its own, as the OpenAI SDK sends them.
 
@@ -186,16 +49,3 @@ def with_extra_body(body: Any) -> Any:
             )
         written[name] = value
     return written
-
-
-def _refuse(error: ValidationError) -> NoReturn:
-    """Raise the 400 for the first of the errors."""
-    first = error.errors(include_url=False)[0]
-    where = ""
-    for step in first["loc"]:
-        where += f"[{step}]" if isinstance(step, int) else f".{step}" if where else str(step)
-    if first["type"] == "missing":
-        raise refuse(f"{where} is missing.", where)
-    message = first["msg"]
-    message = message[:1].lower() + message[1:]
-    raise refuse(f"{where}: {message}; got {excerpt(first['input'])}.", where)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.base import Operation
+from mlx_backend.api.fields import BodyCall
 from mlx_backend.api.json_text import decode_json
-from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol, with_extra_body
+from mlx_backend.api.openai.base import OpenAIProtocol, with_extra_body
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.api.openai.objects import ChatChunk, ChatCompletion
 from mlx_backend.api.openai.stream import (

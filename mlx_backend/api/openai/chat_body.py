@@ -21,15 +21,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mlx_backend.api.errors import refuse
-from mlx_backend.api.openai.base import Lenient, Refusals, is_empty, is_one_of
-from mlx_backend.api.openai.generation_body import (
-    LIMIT_NAMES,
-    REFUSED,
-    GenerationBody,
-    accepts,
-    as_whole,
-    names_of,
-)
+from mlx_backend.api.fields import Lenient, Refusals, is_empty, is_one_of
+from mlx_backend.api.openai.generation_body import LIMIT_NAMES, REFUSED, GenerationBody
 from mlx_backend.api.openai.objects import (
     EFFORT_FIELDS,
     DescribedAs,
@@ -37,6 +30,7 @@ from mlx_backend.api.openai.objects import (
     ResponseFormatInput,
     ToolChoiceInput,
 )
+from mlx_backend.api.reply_fields import accepts, as_whole, names_of
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
 from mlx_backend.conversation.json_values import excerpt, json_type, unwrapped_schema
 from mlx_backend.conversation.result_media import with_media_as_parts

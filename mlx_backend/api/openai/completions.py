@@ -8,24 +8,18 @@ from pydantic import BeforeValidator, Field
 
 from mlx_backend.api.base import Operation
 from mlx_backend.api.errors import refuse
+from mlx_backend.api.fields import BodyCall, Refusals, is_empty, is_one_of
 from mlx_backend.api.json_text import decode_json
-from mlx_backend.api.openai.base import (
-    BodyCall,
-    OpenAIProtocol,
-    Refusals,
-    is_empty,
-    is_one_of,
-    with_extra_body,
-)
+from mlx_backend.api.openai.base import OpenAIProtocol, with_extra_body
 from mlx_backend.api.openai.generation_body import (
     LIMIT_NAMES,
     REFUSED,
     GenerationBody,
     as_count_of_logprobs,
-    as_limit,
 )
 from mlx_backend.api.openai.objects import DescribedAs, Prompts, TextChunk, TextCompletion
 from mlx_backend.api.openai.stream import ChoiceWriter, Chunk, ChunkWriter, ReplyForm, TextLogprobs
+from mlx_backend.api.reply_fields import as_limit
 from mlx_backend.chat.reply import ContentLogprobs, EchoedPrompt
 from mlx_backend.chat.request import CompletionRequest
 from mlx_backend.conversation.events import ContentDelta, ReasoningDelta, StreamEnd

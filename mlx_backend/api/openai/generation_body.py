@@ -1,150 +1,32 @@
-"""What a request for generated text holds, whether it sends a conversation or a bare text.
-
-The settings of a reply (`settings.ReplySettings`) are fields here by the same declarations: `accepts` adds them. A
-validator (`as_…`) makes one form of the several that clients send; what it raises is a 400 for pydantic.
-"""
+"""What a request for generated text holds, whether it sends a conversation or a bare text."""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, Field, create_model
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field
 
 from mlx_backend.api.errors import refuse
-from mlx_backend.api.openai.base import Body, Lenient, Refusals, is_empty, is_one_of
+from mlx_backend.api.fields import Lenient, Refusals, is_empty, is_one_of
 from mlx_backend.api.openai.objects import LogitBiasInput, StopInput
-from mlx_backend.chat.request import UNLIMITED
-from mlx_backend.declaration import declared
-from mlx_backend.settings import SAMPLING, ReasoningFormat, ReplySettings
+from mlx_backend.api.reply_fields import (
+    ReplyBody,
+    accepts,
+    as_logit_bias,
+    as_stop_strings,
+    as_whole,
+    names_of,
+)
+from mlx_backend.settings import SAMPLING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mlx_backend.chat.reply import Reply
     from mlx_backend.chat.reply_group import ReplyGroup
-
-
-_FORMAT_ALIASES = {"none": "raw", "auto": "separate", "deepseek": "separate", "parsed": "separate"}
-
-
-def as_whole(value: Any) -> Any:
-    """Accept 7.0 for 7: some languages write every number with a decimal point."""
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
-
-
-def as_limit(value: Any) -> Any:
-    """Accept -1 for no limit, as several clients send it."""
-    value = as_whole(value)
-    return None if type(value) is int and value == -1 else value
-
-
-def as_stop_strings(value: Any) -> Any:
-    """Accept one stop string or several; empty ones are left out."""
-    texts = [value] if isinstance(value, str) else value
-    if texts is None:
-        return ()
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise PydanticCustomError("stop", "must be a string or a list of strings")
-    return tuple(text for text in texts if text)
-
-
-def as_logit_bias(value: Any) -> Any:
-    """Return pairs of a token id and its bias."""
-    if value in (None, ""):
-        return ()
-    if not isinstance(value, dict):
-        raise PydanticCustomError("logit_bias", "must be an object: token id -> bias")
-    pairs = []
-    for token, bias in value.items():
-        if not re.fullmatch(r"[0-9]{1,9}", token):
-            raise PydanticCustomError(
-                "logit_bias", "has the key {key}, which is not a token id", {"key": repr(token)}
-            )
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise PydanticCustomError("logit_bias", "must map to numbers from -100 to 100")
-        pairs.append((int(token), float(bias)))
-    return tuple(pairs)
-
-
-def as_reasoning_format(value: Any) -> Any:
-    """Accept our names of the formats and those of other servers."""
-    if value is None:
-        return None
-    try:
-        return ReasoningFormat(_FORMAT_ALIASES.get(value, value))
-    except (ValueError, TypeError):
-        words = ", ".join(ReasoningFormat)
-        raise PydanticCustomError("reasoning_format", "must be one of {words}", {"words": words}) from None
 
 
 def as_count_of_logprobs(value: Any) -> Any:
     """Accept false for no log probabilities, as older clients send it."""
     return None if value is False else value
-
-
-type Limit = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(as_limit)]
-
-_SETTINGS = declared(ReplySettings)
-
-# Where a request accepts more than a file: -1 is no limit, and a seed is any 64-bit number.
-_TYPES: dict[str, Any] = {
-    "max_tokens": Limit,
-    "n_predict": Limit,
-    "top_k": Annotated[int, Field(ge=-1), BeforeValidator(as_whole)],
-    "seed": Annotated[int, Field(ge=-(2**63), lt=2**64), BeforeValidator(as_whole)],
-    "thinking_budget": Annotated[int, Field(ge=UNLIMITED), BeforeValidator(as_whole)],
-    "thinking_budget_message": Annotated[str, Field(max_length=1000)],
-    "reasoning_format": Annotated[
-        Any, BeforeValidator(as_reasoning_format, json_schema_input_type=ReasoningFormat)
-    ],
-}
-
-
-ALIASES = {
-    "repeat_penalty": "repetition_penalty",
-    "n_predict": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "thinking_token_budget": "thinking_budget",
-    "thinking_budget_tokens": "thinking_budget",
-    "reasoning_budget": "thinking_budget",
-    "reasoning_budget_tokens": "thinking_budget",
-    "reasoning_budget_message": "thinking_budget_message",
-}
-"""Other names of settings in requests, as other servers and clients have them."""
-
-
-def names_of(setting: str) -> tuple[str, ...]:
-    """Return all names of a setting in requests, its own first."""
-    return (setting, *(alias for alias, name in ALIASES.items() if name == setting))
-
-
-def accepts[B: BaseModel](*names: str) -> Callable[[type[B]], type[B]]:
-    """Return a decorator that adds settings to a body, by their names or their aliases."""
-
-    def add(body: type[B]) -> type[B]:
-        added: dict[str, Any] = {name: (_field(ALIASES.get(name, name)), None) for name in names}
-        return create_model(
-            body.__name__, __base__=body, __doc__=body.__doc__, __module__=body.__module__, **added
-        )
-
-    return add
-
-
-def _field(name: str) -> Any:
-    return Annotated[_type(name) | None, Field(description=_SETTINGS[name].help)]
-
-
-def _type(name: str) -> Any:
-    setting = _SETTINGS[name]
-    if name in _TYPES:
-        return _TYPES[name]
-    return (
-        Annotated[int, Field(**setting.kind.limits), BeforeValidator(as_whole)]
-        if setting.kind.type is int
-        else setting.kind.annotation()
-    )
 
 
 _STRUCTURED = "send response_format with a json_schema, guided_regex or guided_choice"
@@ -188,7 +70,6 @@ REFUSED: Refusals = {
 
 
 LIMIT_NAMES = ("max_completion_tokens", "max_tokens", "n_predict")
-PENALTY_NAMES = ("repetition_penalty", "repeat_penalty")
 """Names of one setting; the first that is sent counts."""
 _FOR_STREAMS = ("stream_options", "return_progress")
 
@@ -203,7 +84,7 @@ class StreamOptions(Lenient):
 @accepts(
     *SAMPLING, "max_tokens", "max_completion_tokens", "n_predict", "max_repeated_tokens", "repeat_penalty"
 )
-class GenerationBody(Body):
+class GenerationBody(ReplyBody):
     """What both kinds of request for generated text share."""
 
     refused: ClassVar[Refusals] = REFUSED
@@ -226,7 +107,7 @@ class GenerationBody(Body):
         """The fields that have no meaning here, or none in a reply that is not streamed, or that another overrules."""
         sent = () if self.stream else (name for name in _FOR_STREAMS if getattr(self, name))
         overruled: list[str] = []
-        for names in (LIMIT_NAMES, PENALTY_NAMES):
+        for names in (LIMIT_NAMES, names_of("repetition_penalty")):
             values = [(name, value) for name in names if (value := getattr(self, name, None)) is not None]
             overruled += [name for name, value in values if value != values[0][1]]
         return [*sent, *overruled, *super().ignored]
@@ -252,20 +133,3 @@ class GenerationBody(Body):
             "running_usage": (lambda: reply.usage) if options.continuous_usage_stats else None,
             "return_progress": bool(self.return_progress),
         }
-
-    def setting(self, *names: str) -> Any:
-        """Return the first of these settings that was sent; None if none was."""
-        values = (getattr(self, name, None) for name in names)
-        return next((value for value in values if value is not None), None)
-
-    def sampling(self) -> dict[str, Any]:
-        """Return the sampling settings that were sent, by the names of `Sampling`."""
-        top_k, seed = self.setting("top_k"), self.setting("seed")
-        sent = {
-            **{name: self.setting(name) for name in SAMPLING},
-            "top_k": None if top_k is None else max(top_k, 0),
-            "seed": None if seed in (None, -1) else seed % 2**63,
-            "repetition_penalty": self.setting(*PENALTY_NAMES),
-            "logit_bias": self.logit_bias or None,
-        }
-        return {name: value for name, value in sent.items() if value is not None}

@@ -10,8 +10,9 @@ from pydantic import Field
 
 from mlx_backend.api.base import Cost, JsonAnswer, Operation
 from mlx_backend.api.errors import refuse
+from mlx_backend.api.fields import Body, BodyCall
 from mlx_backend.api.json_text import decode_json
-from mlx_backend.api.openai.base import Body, BodyCall, OpenAIProtocol
+from mlx_backend.api.openai.base import OpenAIProtocol
 from mlx_backend.api.openai.objects import DescribedAs, Document, Ranking, RankingResult
 from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.embedding.embedder import MAX_TEXTS, RerankRequest

@@ -13,8 +13,9 @@ from pydantic import Field
 
 from mlx_backend.api.base import JsonAnswer, Operation
 from mlx_backend.api.errors import refuse
+from mlx_backend.api.fields import Body, BodyCall
 from mlx_backend.api.json_text import decode_json
-from mlx_backend.api.openai.base import Body, BodyCall, OpenAIProtocol, with_extra_body
+from mlx_backend.api.openai.base import OpenAIProtocol, with_extra_body
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.api.openai.objects import Detokenized, Tokenized
 from mlx_backend.conversation.json_values import excerpt, json_type
