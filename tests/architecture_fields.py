@@ -3,6 +3,9 @@
 `SIZES` has a small value for each name that occurs in several architectures, so that one a new mlx-lm brings is often
 tried without a line here. `OWN` has what an architecture needs besides those or in place of them. `VARIANTS` are
 architectures under another configuration that takes other code: another rotation, experts, layers that share keys.
+
+What a network does only with texts of some length has to happen with the longest prompts of architecture_checks.py: so
+windows, blocks, what an index chooses and scales of positions are shorter than those.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ SIZES: dict[str, Any] = {
     "v_head_dim": 32,
     "index_head_dim": 32,
     "index_n_heads": 4,
-    "index_topk": 64,
+    "index_topk": 24,
     # mixtures of experts
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k"), 2),
@@ -75,6 +78,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("mamba_proj_bias", "use_conv_bias"), False),
     **dict.fromkeys(("mamba_conv_bias", "conv_bias"), True),
     "mamba_expand": 2,
+    "mamba_chunk_size": 16,
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
     "linear_key_head_dim": 32,
@@ -112,7 +116,7 @@ _YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
-_LLAMA4_ROPE = _ROPE | {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 64}
+_LLAMA4_ROPE = _ROPE | {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 24}
 _DYNAMIC = {"rope_type": "dynamic", "type": "dynamic", "factor": 2.0}
 _KDA = {
     "kda_layers": [1, 3],
@@ -140,6 +144,15 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {"num_key_value_heads": 4, "rope_scaling": _YARN},
     "deepseek_v3": {"num_key_value_heads": 4},
+    "deepseek_v41": {
+        "compress_ratios": [0, 4, 4, 4],
+        "kv_source_layer_ids": [1],
+        "index_source_layer_ids": [1, 2],
+        "candidate_source_layer_id": 1,
+        "candidate_topk_blocks": 3,
+        "candidate_block_size": 2,
+        "index_topk": 4,
+    },
     "exaone4": {
         "rope_scaling": None,
         "sliding_window_pattern": "LG",
@@ -175,6 +188,7 @@ OWN: dict[str, dict[str, Any]] = {
         "cla_share_factor": 2,
         "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"},
     },
+    "iquestloopcoder": {"loop_window_size": WINDOW},
     "jamba": {
         "attn_layer_offset": 1,
         "attn_layer_period": 2,
@@ -198,6 +212,7 @@ OWN: dict[str, dict[str, Any]] = {
     "llama4": {
         "text_config": {
             "attention_chunk_size": 32,
+            "floor_scale": 16,
             "interleave_moe_layer_step": 2,
             "num_experts_per_tok": 1,
             "rope_scaling": None,
@@ -224,7 +239,18 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "minicpm3": {"rope_scaling": {"original_max_position_embeddings": 64}},
     "minimax_m3_vl": {
-        "text_config": {"dense_intermediate_size": 96, "moe_layer_freq": [0, 1, 1, 1]},
+        "text_config": {
+            "dense_intermediate_size": 96,
+            "moe_layer_freq": [0, 1, 1, 1],
+            "sparse_attention_config": {
+                "sparse_num_index_heads": 2,
+                "sparse_index_dim": 16,
+                "sparse_block_size": 8,
+                "sparse_topk_blocks": 3,
+                "sparse_local_block": 1,
+                "sparse_attention_freq": [0, 1, 1, 1],
+            },
+        },
     },
     "ministral3": {"rope_parameters": _LLAMA4_ROPE},
     "mistral3": {"text_config": {"model_type": "ministral3"}},
@@ -262,6 +288,7 @@ OWN: dict[str, dict[str, Any]] = {
         "vocab_size": 100_352,  # mlx-lm masks tokens by their ids in the real vocabulary
         "dense_attention_every_n_layers": 2,
         "gegelu_limit": 20.0,
+        "blocksparse_block_size": 32,
         "blocksparse_num_local_blocks": 1,
         "blocksparse_vert_stride": 2,
     },

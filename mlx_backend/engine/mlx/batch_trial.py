@@ -7,6 +7,12 @@ queries too far. So a few short texts are run alone, and then in every way in wh
 joined later, left by others, extracted, and as many rows as there are key-value heads. Each step's logits are
 compared, row by row. It takes about twenty runs of a few tokens.
 
+What a network does may change with a text's length: a window is full, there are more blocks than are attended, another
+scale begins. MiniMax M3 counts its blocks from the start of the padding, and is wrong as soon as one is left out. Texts
+of real such lengths would take minutes, so lengths are made short while a network is tried (`short_spans`): whatever
+its modules and their settings call a window, block, chunk, stride, position or an index's top k is `SHORT_SPAN`. It
+runs the same code, with the same weights.
+
 Where a network with states is to have drafts (rewinding.py), it is also tried, with each text alone, whether tokens can
 be taken back and others run in their place.
 
@@ -19,7 +25,9 @@ packed too.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
@@ -38,7 +46,7 @@ from mlx_backend.engine.mlx.speculative import draft_layers
 from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mlx_backend.engine.mlx.collectives import MLXRanks
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
@@ -50,7 +58,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TEXTS = ((1, 2, 3, 4), (5,), (2, 6))
+TEXTS = ((1, 2, 3, 4, 9, 8, 7, 6, 5, 3, 1, 2), (5,), (2, 6, 4, 1, 3, 7, 8, 5, 9))
+"""Two are longer than `SHORT_SPAN` blocks of `SHORT_SPAN` tokens, and not whole blocks apart."""
+SHORT_SPAN = 2
 FIRST, SECOND = (4, 7, 3), (6, 2, 5)
 """The two tokens that follow each text."""
 TAKEN_BACK = (8, 1)
@@ -80,6 +90,12 @@ three of four of such rows keep to, each row of a batch has to keep to with one 
 """
 MAX_ERROR_LENGTH = 120
 """Characters of an error that are repeated."""
+_SPAN = re.compile(
+    r"(?:^|_)(?:windows?|blocks?|blocksparse|chunk|stride|positions?|floor|len|length|topk)(?:_|$)|._top_k$"
+)
+"""In the names of settings that are numbers of tokens, or of parts of a text."""
+_NO_SPAN = re.compile(r"(?:^|_)(?:pattern|group|moe|experts?|layers?|conv|dim|multiple)(?:_|$)")
+"""In the names of others."""
 MAX_ATTEMPTS = 6
 ATTEMPT_STRIDE = 10
 """Distance between the token ids of two attempts."""
@@ -118,18 +134,21 @@ class BatchTrial:
     def try_packing(self, *, many_tokens: bool = False) -> None:
         """Patch the network and try packed runs, with `many_tokens` also of long prompts. Raises BatchTrialError."""
         patch_for_packing(self._network)
-        self._try(self._pack_prompts)
-        self._try(lambda alone: self._run_together(alone, self._step_packed))
+        with short_spans(self._network, self._run_first):
+            self._try(self._pack_prompts)
+            self._try(lambda alone: self._run_together(alone, self._step_packed))
         if many_tokens:
             self._try(lambda _: self._pack_long_prompts())
 
     def try_batching(self) -> None:
         """Try batches as mlx-lm runs them: a row for each sequence. Raises BatchTrialError."""
-        self._try(lambda alone: self._run_together(alone, self._step_rows))
+        with short_spans(self._network, self._run_first):
+            self._try(lambda alone: self._run_together(alone, self._step_rows))
 
     def try_rewinding(self) -> None:
         """Try taking tokens back and running others in their place. Raises BatchTrialError."""
-        self._try(self._rewind)
+        with short_spans(self._network, self._run_first):
+            self._try(self._rewind)
 
     def _try(self, compare: Callable[[Sequence[_Reference]], None]) -> None:
         """Compare, with other texts again if logits differ: in half precision rounding may choose other experts."""
@@ -173,6 +192,11 @@ class BatchTrial:
             at_once = mx.concatenate([each.logits, each.after_first[None], each.after_second[None]])
             differences += _differences(singly, at_once)
         return differences
+
+    def _run_first(self) -> None:
+        """Run the first attempt's texts alone, in case what others returned was of other spans."""
+        self._references.clear()
+        self._run_alone(0)
 
     def _run_alone(self, attempt: int) -> list[_Reference]:
         if attempt == len(self._references):
@@ -238,7 +262,7 @@ class BatchTrial:
         logits = self._network(mx.array([[late.second]]), cache=layers)[:, -1]
         self._compare(logits, [late.after_second], 3)
         for count in sorted({*ROW_COUNTS, *_head_counts(one.layers)}):
-            rows = list(islice(cycle(alone), count))
+            rows = list(islice(cycle(reversed(alone)), count))
             logits = step(mx.array([[each.first] for each in rows]), _merge(rows))
             self._compare(logits, [each.after_first for each in rows], count)
 
@@ -382,6 +406,52 @@ def _can_pack_drafts(draft: DraftNetwork | None) -> bool:
         log.debug("The draft model cannot be run packed: %s.", error)
         return False
     return True
+
+
+@contextmanager
+def short_spans(network: Any, run: Callable[[], object]) -> Iterator[None]:
+    """Make all numbers of tokens short by which a network is set; the one with which it cannot `run` then stays.
+
+    It counts with them when it runs or makes caches. What was made of them when it was built stays as well.
+    """
+    spans = [
+        (settings, name, value)
+        for settings in _settings(network)
+        for name, value in settings.items()
+        if type(value) is int and value > SHORT_SPAN and _SPAN.search(name) and not _NO_SPAN.search(name)
+    ]
+    try:
+        for staying in (None, *sorted({name for _, name, _ in spans})):
+            for settings, name, value in spans:
+                settings[name] = value if name == staying else SHORT_SPAN
+            try:
+                run()
+            except Exception as error:
+                log.debug("A network cannot run with short lengths: %r", error)
+            else:
+                break
+        else:
+            _restore(spans)
+        yield
+    finally:
+        _restore(spans)
+
+
+def _restore(spans: Sequence[tuple[dict[str, Any], str, int]]) -> None:
+    for settings, name, value in spans:
+        settings[name] = value
+
+
+def _settings(network: Any) -> Iterator[dict[str, Any]]:
+    """Yield what holds the settings of a network's modules, which may share one."""
+    # A module is itself a dictionary, of its parts and of what it was given that is one.
+    waiting, seen = [each for module in network.modules() for each in (vars(module), module)], set[int]()
+    while waiting:
+        if id(settings := waiting.pop()) not in seen:
+            seen.add(id(settings))
+            yield settings
+            values = [vars(value) if is_dataclass(value) else value for value in settings.values()]
+            waiting += [value for value in values if type(value) is dict]
 
 
 def _off_by(sequences: int, difference: float) -> str:
