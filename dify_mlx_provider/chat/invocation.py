@@ -41,6 +41,7 @@ from dify_mlx_provider.upstream.errors import Unavailable
 if TYPE_CHECKING:
     from dify_mlx_provider.chat.messages import ChatInvocation
     from dify_mlx_provider.chat.tool_calls import ServerToolCall
+    from dify_mlx_provider.servers.base import ServerProfile
     from mlx_backend.conversation.running_replies import RunningReply
     from mlx_backend.conversation.tools import ToolDefinition
 
@@ -97,7 +98,8 @@ def invoke(call: ChatInvocation, usage_of: UsageOf) -> Generator[LLMResultChunk,
     answer_format = _AnswerFormat(
         address_and_model=(credentials.base_url, call.model),
         tools=body.get("tools", ()),
-        server_separates=profile.separates_reasoning,
+        profile=profile,
+        stop=() if profile.separates_reasoning else tuple(body.get("stop", ())),
         hide_reasoning=own_prompt or for_json or call.parameters.get("reasoning_format") == "hide",
         verbatim=own_prompt or for_json,
         follows=shown_before([(each.role.value, each.get_text_content()) for each in call.messages]),
@@ -126,7 +128,8 @@ class _AnswerFormat:
 
     address_and_model: tuple[str, str]
     tools: Sequence[ToolDefinition]
-    server_separates: bool
+    profile: ServerProfile
+    stop: tuple[str, ...]
     hide_reasoning: bool
     verbatim: bool
     follows: str
@@ -168,12 +171,15 @@ class _AnswerFormat:
     def _start(self) -> tuple[StreamReader, ThinkBlockWriter]:
         """Start as this model's last answer did, or as its name suggests."""
         by_name = _STARTS_IN_REASONING.search(self.address_and_model[1]) is not None
-        starts = not self.server_separates and _observed_starts.get(self.address_and_model, by_name)
+        scan = not self.profile.separates_reasoning
+        starts = scan and _observed_starts.get(self.address_and_model, by_name)
         reader = StreamReader(
             self.tools,
-            scan=not self.server_separates,
+            scan=scan,
             starts_in_reasoning=starts,
             unwrapped=not self.verbatim,
+            stop=self.stop,
+            calls_in_logprobs=self.profile.calls_in_logprobs,
         )
         writer = ThinkBlockWriter(
             hide_reasoning=self.hide_reasoning, verbatim=self.verbatim, follows=self.follows

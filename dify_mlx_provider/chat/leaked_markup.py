@@ -1,9 +1,9 @@
 """Finds a model's own markup in one text field of a server's stream, and hands it to the shared parser.
 
 A server that knows its model separates reasoning, answer and calls. Others pass on what the model wrote: raw Harmony,
-a `<think>` block, a `</think>` whose opening stood in the prompt, `<tool_call>` blocks, an end marker. At the beginning
-of a field markup is always parsed. Later the answer may only be talking about markup: there it is parsed outside code
-and quotation marks only, and not at all for a server that is known to separate.
+also without its markers, a `<think>` block, a `</think>` whose opening stood in the prompt, `<tool_call>` blocks, an
+end marker. At the beginning of a field markup is always parsed. Later the answer may only be talking about markup:
+there it is parsed outside code and quotation marks only, and not at all for a server that is known to separate.
 
 An answer that is nothing but the JSON of a call to one of the request's tools is that call, whoever sends it.
 """
@@ -52,7 +52,10 @@ _BLOCKS = {
 }
 # An end marker counts only at the end of the text. To be held back until then it must start a longer marker.
 _HELD_ENDS = [end + leaks.message_openers[0] for end in _ENDS for leaks in _LEAKS if leaks.message_openers]
-_LATER = MarkerSet([*_MESSAGES, *_CLOSERS, *_CALLS, *_HELD_ENDS, *(_BLOCKS.keys() - WORDS)])
+_STRIPPED_CALLS = {
+    opener: dialect for dialect in DIALECTS.values() for opener in dialect.leaks.stripped_call_openers
+}
+_LATER = MarkerSet([*_MESSAGES, *_CLOSERS, *_CALLS, *_STRIPPED_CALLS, *_HELD_ENDS, *(_BLOCKS.keys() - WORDS)])
 
 
 class LeakedMarkupParser:
@@ -89,6 +92,7 @@ class LeakedMarkupParser:
         # Whether the beginning was checked for markup; whether reasoning comes in a field of its own; and whether the
         # opener of a block was spelt in the text so far.
         self._looked_at_start = self._has_separate_reasoning = self._spells_opener = False
+        self._header_due = scan
         self._before = PrecedingText()
         # What reads markup, and what reads the answer that follows a block of reasoning.
         self._parser: ChannelParser | None = None
@@ -134,6 +138,14 @@ class LeakedMarkupParser:
             self._looked_at_start = True
         if not self._scans:
             return [self._plain(text)] if text else []
+        if self._header_due and text.strip():
+            start = text.lstrip()
+            bodies = [leaks.without_header(start) for leaks in _LEAKS]
+            if None in bodies:
+                self._pending = text
+                return []
+            self._header_due = False
+            text = next((body for body in bodies if body != start), None) or text
         return self._scan_rest(text)
 
     def close(self, *, cut: bool) -> list[Event]:
@@ -183,6 +195,8 @@ class LeakedMarkupParser:
                 continue
             if dialect := _BLOCKS.get(marker):
                 return events + self._start_parser(dialect, marker + after)
+            if dialect := _STRIPPED_CALLS.get(marker):
+                return events + self._start_parser(dialect, marker + after)
             if dialect := _CALLS.get(marker):
                 return events + self._start_parser(dialect, marker + after, Channel.FINAL)
             end = next((end for end in _ENDS if marker.startswith(end)), "")
@@ -203,7 +217,7 @@ class LeakedMarkupParser:
         if marker in _CLOSERS:
             opened = self._spells_opener or _spells_opener(self._before.tail + before)
             return not (self._has_separate_reasoning or opened)
-        if marker in _CALLS:
+        if marker in _CALLS or marker in _STRIPPED_CALLS:
             return bool(self._tools)
         return not preceding.is_mid_sentence
 

@@ -1,17 +1,20 @@
 """From a server's chunks to channel events, and on to the text Dify shows.
 
 Servers differ: reasoning under one name or another, calls with or without an index, a model's own markup leaked into
-the content. `StreamReader` makes them all alike.
+the content, a call lost on the way, reasoning sent once more as the answer. `StreamReader` makes them all alike.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.chat.leaked_markup import LeakedMarkupParser
+from dify_mlx_provider.chat.stop_words import StopWords
 from dify_mlx_provider.chat.tool_calls import ServerToolCall, ToolCallAssembler
 from dify_mlx_provider.upstream.errors import Unavailable
 from dify_mlx_provider.upstream.sse import SurrogateJoiner
@@ -28,6 +31,7 @@ MAX_ANSWER_LENGTH = 8 * 2**20
 MAX_PIECE_LENGTH = 2**18
 """Characters of one chunk for Dify, which takes no line above 5 MiB."""
 
+_NOTE = re.compile(r"(\[[^\]\n]*\]\s*)?")
 _TEXT_KEYS = ("text", "thinking", "reasoning", "content", "summary")
 
 
@@ -46,7 +50,8 @@ class StreamReader:
     """Turns a server's chunks into events: `feed` and `close` return those of text; `result` holds the rest.
 
     Reasoning comes in a field of one of several names (under more than one it counts once), or inside the content
-    (see `leaked_markup`, also for `scan`, `starts_in_reasoning` and `unwrapped`).
+    (see `leaked_markup`, also for `scan`, `starts_in_reasoning` and `unwrapped`). The answer ends before the first word
+    of `stop`. With `calls_in_logprobs` a call that is missing from the answer is looked for among its tokens.
     """
 
     def __init__(
@@ -56,8 +61,13 @@ class StreamReader:
         scan: bool = True,
         starts_in_reasoning: bool = False,
         unwrapped: bool = False,
+        stop: Collection[str] = (),
+        calls_in_logprobs: bool = False,
     ) -> None:
         self.result = StreamResult()
+        self._stop = StopWords(stop)
+        self._tokens = bytearray() if calls_in_logprobs and tools else None
+        self._sent_reasoning: list[str] = []
         self._calls = ToolCallAssembler(tools)
         self._tools = tools
         self._reasoning = self._new_reasoning_parser()
@@ -70,12 +80,17 @@ class StreamReader:
             unwrapped=unwrapped,
         )
         self._joiners = {True: SurrogateJoiner(), False: SurrogateJoiner()}
-        self._has_text = False
+        self._has_text = self._has_answer = False
 
     @property
     def started_in_reasoning(self) -> bool | None:
         """What the answer showed, if `starts_in_reasoning` was wrong; else None."""
         return self._content.started_in_reasoning
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a stop word came: no more of the answer is needed."""
+        return self._stop.reached
 
     def feed(self, chunk: Mapping[str, Any]) -> list[Event]:
         """Return the events of one chunk."""
@@ -97,14 +112,21 @@ class StreamReader:
                 # A whole message in place of a delta.
                 delta = None if self._has_text else choice.get("message")
             if isinstance(delta, Mapping):
-                events += self._delta(delta)
-        return _merge_runs(events)
+                events += self._delta(delta, is_last=bool(reason))
+            if self._tokens is not None:
+                self._tokens += _token_bytes(choice.get("logprobs"))
+        return self._stop.cut(_merge_runs(events))
 
     def close(self) -> list[Event]:
         """Return the last events, and complete the result."""
         cut = self.result.finish_reason == "length"
         events = [*self._reasoning.close(cut=cut), *self._content.close(cut=cut)]
+        events = self._stop.cut(events, is_end=True)
         self.result.calls = self._calls.finish(cut=cut)
+        if self._tokens and not (self.result.calls or cut or self._has_answer):
+            self.result.calls = self._lost_calls(self._tokens.decode("utf-8", "replace"))
+        if self.has_stopped:
+            self.result.finish_reason = "stop"
         if self.result.calls and self.result.finish_reason in (None, "stop"):
             self.result.finish_reason = "tool_calls"
         return events
@@ -112,9 +134,35 @@ class StreamReader:
     def _new_reasoning_parser(self) -> LeakedMarkupParser:
         return LeakedMarkupParser(ReasoningDelta, self._calls, tools=self._tools, scan=False)
 
-    def _delta(self, delta: Mapping[str, Any]) -> list[Event]:
+    def _repeats_reasoning(self, piece: str) -> bool:
+        """Whether a server sends the reasoning, after a note at most, because there was no answer."""
+        reasoning = "".join(self._sent_reasoning).strip()
+        note = piece.strip().removesuffix(reasoning)
+        return bool(reasoning) and piece.strip().endswith(reasoning) and bool(_NOTE.fullmatch(note))
+
+    def _lost_calls(self, written: str) -> list[ServerToolCall]:
+        """Return the calls in what the model wrote. Raises Unavailable if they cannot be read."""
+        calls = ToolCallAssembler(self._tools)
+        parser = LeakedMarkupParser(ContentDelta, calls, tools=self._tools)
+        parser.feed(written)
+        parser.close(cut=False)
+        found = calls.finish(cut=False)
+        # Each token is decoded by itself: a character of several tokens cannot be put together again.
+        if any("\ufffd" in call.name + call.arguments for call in found):
+            raise Unavailable(
+                "the model called a tool, and the server did not pass the call on. Another server for this model, such "
+                "as mlx-backend, does."
+            )
+        return found
+
+    def _delta(self, delta: Mapping[str, Any], *, is_last: bool = False) -> list[Event]:
         events: list[Event] = []
         for reasoning, piece in _delta_texts(delta):
+            if reasoning:
+                self._sent_reasoning.append(piece)
+            elif is_last and not self._has_answer and self._repeats_reasoning(piece):
+                continue
+            self._has_answer = self._has_answer or bool(not reasoning and piece.strip())
             self._has_text = self._has_text or bool(piece)
             text = self._joiners[reasoning].feed(piece)
             if not text:
@@ -166,6 +214,16 @@ def _delta_texts(delta: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
     yield False, _text(delta.get("refusal"))
 
 
+def _token_bytes(logprobs: Any) -> bytes:
+    """The bytes of the tokens that a chunk names."""
+    named = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+    written = bytearray()
+    for token in named if isinstance(named, list) else ():
+        with suppress(TypeError, ValueError, AttributeError):
+            written += bytes(token.get("bytes") or ())
+    return bytes(written)
+
+
 def _text(value: Any) -> str:
     """The text of a value: a string, a part that holds one, or a list of parts."""
     match value:
@@ -196,6 +254,8 @@ def iter_text(
                         )
                     for at in range(0, len(piece), MAX_PIECE_LENGTH):
                         yield piece[at : at + MAX_PIECE_LENGTH]
+            if reader.has_stopped:
+                break
     except Exception:  # not GeneratorExit: once Dify has left, no block needs to be closed
         yield from _close_think_block(reader, thinking)
         raise

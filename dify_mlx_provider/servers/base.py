@@ -45,8 +45,11 @@ class ServerProfile:
     `default_model` is its name for the model it was started with; without one, the first listed is meant. With
     `always_has_default` that is sure to be a chat model, if it has any. Without `lists_all_models` it has more.
     Where `structured_output` is unknown every format is sent, and none is promised. With `separates_reasoning` an
-    answer's reasoning and its calls never stand in its text. With `truncates_texts` it cuts a text that is too long to
-    be embedded, when asked. `remedy` says what to do where it has no vectors or rankings.
+    answer's reasoning and its calls never stand in its text, and stop words are looked for there only; for the others
+    the plugin looks for them. With `calls_have_one_text` a turn that calls tools may not have reasoning and a text.
+    With `calls_in_logprobs` an answer may lack a call, which is found among its tokens, if these are asked for. With
+    `truncates_texts` it cuts a text that is too long to be embedded, when asked. `remedy` says what to do where it has
+    no vectors or rankings.
     """
 
     kind: ServerKind
@@ -59,6 +62,8 @@ class ServerProfile:
     efforts: tuple[str, ...] = ("none", *LEVELS)
     structured_output: Literal["formats", "schemas", "prompt", "unknown"] = "formats"
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
+    calls_have_one_text: bool = False
+    calls_in_logprobs: bool = False
     thinking_budget_field: str = ""
     renamed_fields: Mapping[str, str] = field(default_factory=dict)
     own_fields: frozenset[str] = frozenset()

@@ -12,7 +12,16 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dify_mlx_provider.servers import llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
+from dify_mlx_provider.servers import (
+    llama_cpp,
+    lm_studio,
+    mlx_backend,
+    mlx_lm,
+    mlx_vlm,
+    ollama,
+    rapid_mlx,
+    vllm,
+)
 from dify_mlx_provider.servers.base import (
     ListedModel,
     Listing,
@@ -32,7 +41,9 @@ if TYPE_CHECKING:
 
     from dify_mlx_provider.upstream.credentials import Credentials
 
-KINDS = tuple(kind.PROFILE for kind in (mlx_backend, vllm, llama_cpp, lm_studio, mlx_lm, ollama))
+KINDS = tuple(
+    kind.PROFILE for kind in (mlx_backend, vllm, llama_cpp, mlx_vlm, rapid_mlx, lm_studio, mlx_lm, ollama)
+)
 """The kinds that can be told apart, in the order in which they are looked for."""
 
 OTHER = ServerProfile(

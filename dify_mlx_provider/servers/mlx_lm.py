@@ -1,6 +1,7 @@
 """mlx_lm.server: Python's own HTTP server, whose /health says {"status": "ok"}.
 
-It hands messages to the chat template as they are: gpt-oss's reads `thinking`, the others' `reasoning_content`. Without
+It hands messages to the chat template as they are: gpt-oss's reads `thinking`, the others' `reasoning_content`, and
+gpt-oss's refuses a call that has both that and a text. Without
 max_tokens it stops after 512, in the middle of the reasoning. It lists a part of what it has, and downloads whatever it
 is asked for.
 """
@@ -36,6 +37,7 @@ PROFILE = ServerProfile(
     efforts=LEVELS,
     structured_output="prompt",
     reasoning_fields=("reasoning_content", "thinking"),
+    calls_have_one_text=True,
     refuses_long_prompts=False,
     default_model="default_model",
     lists_all_models=False,

@@ -6,9 +6,10 @@
 A chat request is built once, in mlx-backend's fields, and `adapt_request` fits it to the server: OpenAI's protocol says
 nothing of reasoning, so every server has fields of its own for it, and some refuse the others'.
 
-    effort              `reasoning_effort`, inside `chat_template_kwargs`, or an object `reasoning`
+    effort              `reasoning_effort`, inside `chat_template_kwargs` or beside it, or an object `reasoning`
     structured output   any `response_format`; JSON schemas only; or none, so that the prompt has to ask
     reasoning           the field that carries a turn's reasoning back while its tools run
+    stop words          sent only where they end an answer, and not its reasoning
     other fields        those of mlx-backend alone are left out; those with another name are renamed
 
 Some servers refuse a request for a field they do not know. If it is a field that the plugin added by itself, the
@@ -56,7 +57,7 @@ _REFUSAL_PHRASES = {
     "stream_options": ("include_usage",),
 }
 _REMOVABLE_FIELDS = (
-    *("reasoning_effort", "chat_template_kwargs", "reasoning", "stream_options"),
+    *("reasoning_effort", "chat_template_kwargs", "reasoning", "stream_options", "logprobs"),
     *sorted(discovery.OWN_FIELDS),
 )
 
@@ -191,8 +192,12 @@ def adapt_request(
             request[other_name] = request.pop(name)
     _set_response_format(request, profile)
     request["messages"] = [
-        _with_reasoning_fields(message, profile.reasoning_fields) for message in request.get("messages") or ()
+        _with_reasoning_fields(message, profile) for message in request.get("messages") or ()
     ]
+    if not profile.separates_reasoning:
+        request.pop("stop", None)
+    if profile.calls_in_logprobs and request.get("tools"):
+        request["logprobs"] = True
     for name in omit:
         request.pop(name, None)
     return merge_fields(request, extra)
@@ -261,13 +266,13 @@ def refused_fields(message: str, request: Mapping[str, Any]) -> frozenset[str]:
 def _effort_fields(effort: str, profile: ServerProfile) -> dict[str, Any]:
     word = nearest(effort, profile.efforts)
     switch = {"enable_thinking": effort != "none"}
+    template_fields = {"reasoning_effort": "low" if word == "none" else word, **switch}
     ways: dict[str, dict[str, Any]] = {
         "reasoning_effort": {} if effort == "none" != word else {"reasoning_effort": word},
         "reasoning": {"reasoning": {"effort": word}},
         "enable_thinking": {"chat_template_kwargs": switch},
-        "chat_template_kwargs": {
-            "chat_template_kwargs": {"reasoning_effort": "low" if word == "none" else word, **switch}
-        },
+        "template_fields": template_fields,
+        "chat_template_kwargs": {"chat_template_kwargs": template_fields},
     }
     fields: dict[str, Any] = {}
     for name in profile.effort_fields:
@@ -314,12 +319,12 @@ def _with_json_instruction(messages: Any, wanted: Mapping[str, Any]) -> list[Any
     return [{"role": "system", "content": instruction}, *history]
 
 
-def _with_reasoning_fields(message: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _with_reasoning_fields(message: Mapping[str, Any], profile: ServerProfile) -> dict[str, Any]:
     copy = dict(message)
     reasoning = copy.pop("reasoning_content", None)
-    if reasoning is not None:
-        for name in names:
-            # gpt-oss's template refuses a turn that has both `thinking` and a text.
-            if name != "thinking" or not copy.get("content"):
-                copy[name] = reasoning
-    return copy
+    if reasoning is None:
+        return copy
+    if profile.calls_have_one_text and copy.get("tool_calls") and isinstance(copy.get("content"), str):
+        reasoning = "\n\n".join(filter(None, (reasoning, copy["content"])))
+        copy["content"] = ""
+    return copy | dict.fromkeys(profile.reasoning_fields, reasoning)

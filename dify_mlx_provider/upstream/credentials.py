@@ -43,6 +43,8 @@ class ServerKind(StrEnum):
 
     MLX_BACKEND = "mlx-backend"
     MLX_LM = "mlx_lm.server"
+    MLX_VLM = "mlx-vlm"
+    RAPID_MLX = "rapid-mlx"
     LM_STUDIO = "lm-studio"
     LLAMA_CPP = "llama.cpp"
     OLLAMA = "ollama"

@@ -125,6 +125,28 @@ def test_a_tool_loop_works(plugin: PluginProcess, form: dict[str, str]) -> None:
     assert "2026-11-21 10:00:00" in split_reasoning(text_of(second))[0]
 
 
+def test_a_text_before_a_call_comes_back_though_the_template_takes_one_text(
+    plugin: PluginProcess, form: dict[str, str]
+) -> None:
+    greedy = {"temperature": 0.0}
+    request = user("First say what you do, then use current_time.")
+    first = ask(plugin, form, request, tools=[CLOCK], parameters=greedy)
+    assert split_reasoning(text_of(first))[0] == "I will use current_time now."
+    (call,) = calls_of(first)
+    turns = [request, assistant(text_of(first), [call]), result(call, "2026-11-21 10:00:00")]
+    second = ask(plugin, form, *turns, tools=[CLOCK], parameters=greedy)
+    assert "2026-11-21 10:00:00" in split_reasoning(text_of(second))[0]
+
+
+def test_a_stop_word_ends_the_answer_and_not_the_reasoning(
+    plugin: PluginProcess, form: dict[str, str]
+) -> None:
+    """The server would look for it in the reasoning too, and end there."""
+    answer, thinking = split_reasoning(text_of(ask(plugin, form, user(QUESTION), stop=["Paris", " is"])))
+    assert answer == "The capital of France"
+    assert "question is about" in thinking
+
+
 def test_a_request_for_json_is_answered_without_a_block(plugin: PluginProcess, form: dict[str, str]) -> None:
     wanted = {"response_format": "json_object", "temperature": 0.0, "max_tokens": 200}
     chunks = ask(plugin, form, user(QUESTION), parameters=wanted)

@@ -48,6 +48,7 @@ CALLS = {
     ),
     "LFM2": "<|tool_call_start|>[get_weather(city='Paris', days=3, zip='01234')]<|tool_call_end|>",
     "Mistral": f"[TOOL_CALLS]get_weather[ARGS]{WRITTEN}",
+    "Harmony without its markers": f"commentary to=functions.get_weather json{WRITTEN}",
     "Hermes": f'<tool_call>\n{{"name": "get-weather", "arguments": {WRITTEN}}}\n</tool_call>',
 }
 

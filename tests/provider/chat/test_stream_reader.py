@@ -178,6 +178,7 @@ LEAKS = {
     "harmony after the prompt": "<|start|>assistant<|channel|>analysis<|message|>why<|end|>"
     "<|start|>assistant<|channel|>final<|message|>Hi",
     "harmony without its markers": "analysisWhy not?assistantfinalHi",
+    "a header of harmony without its markers": "finalHi there",
     "think": "<think>\nwhy\n</think>\n\nHi",
     "think after white space": "\n\n<think>why</think>Hi",
     "another word for it": "<thinking>why</thinking>Hi",
@@ -189,6 +190,7 @@ LEAKS = {
 }
 READ = {
     "harmony without its markers": "<think>\nWhy not?\n</think>\n\nHi",
+    "a header of harmony without its markers": "Hi there",
     "think without an end": "<think>\nwhy\n</think>",
     "end marker": "Hi there",
     "end marker of harmony": "Hi there",
@@ -219,6 +221,9 @@ TEXTS = [
     "A header is <|channel|>final and then a text.",
     "Analysis of the matter: analysis",
     "analysis of the matter",
+    "final",
+    "finally, a commentary: finalHi",
+    "Write `commentary to=functions.clock` first.",
     "a < b, <| and <|x|>",
     "Use `</think>` to end it.",
     "Open with <think> and close with </think>.",

@@ -23,7 +23,7 @@ def adapted(kind: ServerKind, **fields: Any) -> dict[str, Any]:
 
 
 def effort_part(kind: ServerKind, effort: str) -> dict[str, Any]:
-    names = ("reasoning_effort", "chat_template_kwargs", "reasoning")
+    names = ("reasoning_effort", "enable_thinking", "chat_template_kwargs", "reasoning")
     return {name: value for name, value in adapted(kind, reasoning_effort=effort).items() if name in names}
 
 
@@ -57,6 +57,13 @@ def test_only_a_kinds_own_file_names_it() -> None:
         # gpt-oss's template would print the word none; the least it knows is low.
         (
             ServerKind.MLX_LM,
+            "none",
+            {"chat_template_kwargs": {"reasoning_effort": "low", "enable_thinking": False}},
+        ),
+        (ServerKind.MLX_VLM, "high", {"reasoning_effort": "high", "enable_thinking": True}),
+        (ServerKind.MLX_VLM, "none", {"reasoning_effort": "low", "enable_thinking": False}),
+        (
+            ServerKind.RAPID_MLX,
             "none",
             {"chat_template_kwargs": {"reasoning_effort": "low", "enable_thinking": False}},
         ),
@@ -108,7 +115,10 @@ def test_mlx_backend_gets_its_fields() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(ServerKind.LLAMA_CPP, "thinking_budget_tokens"), (ServerKind.VLLM, "thinking_token_budget")],
+    [
+        (ServerKind.LLAMA_CPP, "thinking_budget_tokens"),
+        (ServerKind.VLLM, "thinking_token_budget"),
+    ],
 )
 def test_a_thinking_budget_has_the_servers_name(kind: ServerKind, name: str) -> None:
     body = adapted(kind, thinking_budget=100)
@@ -117,7 +127,14 @@ def test_a_thinking_budget_has_the_servers_name(kind: ServerKind, name: str) -> 
 
 
 @pytest.mark.parametrize(
-    "kind", [ServerKind.MLX_LM, ServerKind.OLLAMA, ServerKind.LM_STUDIO, ServerKind.OTHER]
+    "kind",
+    [
+        ServerKind.MLX_LM,
+        ServerKind.RAPID_MLX,
+        ServerKind.OLLAMA,
+        ServerKind.LM_STUDIO,
+        ServerKind.OTHER,
+    ],
 )
 def test_a_thinking_budget_that_a_server_would_ignore_is_refused(kind: ServerKind) -> None:
     with pytest.raises(ValueError, match="Switch the setting Thinking budget off"):
@@ -168,9 +185,27 @@ def test_reasoning_goes_back_in_the_servers_field() -> None:
         keys = {"reasoning_content", "reasoning", "thinking"} & sent.keys()
         assert keys == set(PROFILES[kind].reasoning_fields)
         assert {sent[key] for key in keys} == {"why"}
-    spoken = {**turn, "content": "One moment."}
-    (sent,) = adapted(ServerKind.MLX_LM, messages=[spoken])["messages"]
-    assert "thinking" not in sent  # gpt-oss's template refuses both in one turn
+
+
+@pytest.mark.parametrize("kind", ServerKind)
+def test_a_turn_that_calls_has_one_text_where_the_template_allows_no_more(kind: ServerKind) -> None:
+    turn = {"role": "assistant", "content": "One moment.", "reasoning_content": "why", "tool_calls": [{}]}
+    (sent,) = adapted(kind, messages=[turn])["messages"]
+    said = (sent[PROFILES[kind].reasoning_fields[0]], sent["content"])
+    hands_on = kind in (ServerKind.MLX_LM, ServerKind.MLX_VLM)
+    assert said == (("why\n\nOne moment.", "") if hands_on else ("why", "One moment."))
+
+
+@pytest.mark.parametrize("kind", ServerKind)
+def test_stop_words_are_sent_only_where_they_end_an_answer_and_not_its_reasoning(kind: ServerKind) -> None:
+    assert ("stop" in adapted(kind, stop=["x"])) == (kind is ServerKind.MLX_BACKEND)
+    assert adapted(kind, stop=["x"], extra_body={"stop": ["y"]})["stop"] == ["y"]
+
+
+def test_tokens_are_asked_for_where_a_call_may_be_missing_from_the_answer() -> None:
+    assert adapted(ServerKind.MLX_VLM, tools=[{}])["logprobs"] is True
+    assert "logprobs" not in adapted(ServerKind.MLX_VLM)
+    assert "logprobs" not in adapted(ServerKind.MLX_LM, tools=[{}])
 
 
 def test_mlx_lm_server_gets_its_own_name_for_the_default_model() -> None:

@@ -135,7 +135,7 @@ def test_a_context_size_is_understood_as_people_write_it(typed: str, tokens: int
         ("max_output_tokens", "1e12", "Maximum output tokens must be"),
         ("reasoning", "maybe", "Reasoning must be auto, effort, switch or none"),
         ("tool_calling", "yes", "Tool calling must be auto, supported or unsupported"),
-        ("server_kind", "apache", "mlx_lm.server, lm-studio"),
+        ("server_kind", "apache", "mlx_lm.server, mlx-vlm, rapid-mlx, lm-studio"),
         (
             "effort",
             "banana",
