@@ -46,8 +46,8 @@ class Run:
 
     @property
     def answer(self) -> str:
-        """The text the user reads at the end."""
-        (done,) = self.of("GraphRunSucceededEvent")
+        """The text the user reads at the end, also if a node has failed and something took its place."""
+        (done,) = self.of("GraphRunSucceededEvent") or self.of("GraphRunPartialSucceededEvent")
         text: str = done["outputs"]["answer"]
         return text
 

@@ -12,11 +12,16 @@ import pytest
 from bridge import Bridge
 from dify_engine import PYTHON, Dify, scripted
 from running_server import running
-from scripted_engine import ScriptedEngine
+from scripted_engine import ScriptedEngine, Transcript
 from tour import PluginProcess, server, unpacked_package
 
+from mlx_backend.errors import EngineBusy, EngineFailed
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from mlx_backend.engine.base import GenerationRequest
+    from mlx_backend.engine.jobs import Generation
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
@@ -196,6 +201,52 @@ def test_a_node_that_hides_the_thinking_keeps_an_extractor_to_the_answer(
         run = dify.play("extractor_prompt", "The weather in Oslo for three days, please.")
     outputs = run.outputs("extractor")
     assert (outputs["city"], outputs["days"]) == ("Oslo", 3)
+
+
+class BusyEngine(ScriptedEngine):
+    """Its queue is full for the first requests, for longer than the plugin waits by itself."""
+
+    def __init__(self, refusals: int, *, retry_after: int = 3600) -> None:
+        super().__init__(lambda _: "<|channel|>final<|message|>Fine.<|return|>")
+        self.refusals, self.retry_after = refusals, retry_after
+
+    def generate(self, request: GenerationRequest, on_item: Callable[[], None] | None = None) -> Generation:
+        if self.refusals:
+            self.refusals -= 1
+            raise EngineBusy("The queue is full.", self.retry_after)
+        return super().generate(request, on_item)
+
+
+@pytest.mark.parametrize(
+    ("refusals", "answer", "retries"),
+    [(2, "Fine. / Fine.", 2), (3, "No model today. / Fine.", 2), (6, "No model today. / ", 4)],
+    ids=["retries", "default value", "failure branch"],
+)
+def test_a_node_is_tried_again_when_the_server_is_full_and_then_falls_back(
+    bridge: Bridge, refusals: int, answer: str, retries: int
+) -> None:
+    with BusyEngine(refusals) as engine, running(engine) as served:
+        run = Dify(bridge, {"endpoint_url": served.url, "api_key": ""}).play("fallbacks", "Hello!")
+    assert run.answer.startswith(answer)
+    assert len(run.of("NodeRunRetryEvent")) == retries
+    if refusals == 6:
+        assert run.answer.endswith("[MLX] The queue is full; try again in 3600 s.")
+
+
+def test_a_wait_that_the_server_asks_for_is_no_failure_of_the_node(bridge: Bridge) -> None:
+    with BusyEngine(1, retry_after=1) as engine, running(engine) as served:
+        run = Dify(bridge, {"endpoint_url": served.url, "api_key": ""}).play("fallbacks", "Hello!")
+    assert run.answer == "Fine. / Fine."
+    assert run.of("NodeRunRetryEvent") == []
+
+
+def test_an_answer_that_broke_off_is_written_again(bridge: Bridge) -> None:
+    half = Transcript(text="<|channel|>final<|message|>Fi", failure=EngineFailed("The engine broke.", 3600))
+    whole = "<|channel|>final<|message|>Fine.<|return|>"
+    with ScriptedEngine([half, whole, whole]) as engine, running(engine) as served:
+        run = Dify(bridge, {"endpoint_url": served.url, "api_key": ""}).play("fallbacks", "Hello!")
+    assert run.answer == "Fine. / Fine."
+    assert len(run.of("NodeRunRetryEvent")) == 1
 
 
 def test_a_server_that_is_down_is_an_error_with_advice(dify: Dify) -> None:
