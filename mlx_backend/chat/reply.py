@@ -406,6 +406,10 @@ class Reply:
         """Return the id of the tool call with this index; the same id every time."""
         return self._call_ids.setdefault(index, f"call_{uuid.uuid4().hex[:24]}")
 
+    def notify(self, on_item: Callable[[], None]) -> None:
+        """Have `on_item` called, from any thread, when there may be more events."""
+        self._generation.notify(on_item)
+
     def close(self) -> None:
         """Stop generating. Idempotent, from any thread."""
         self._generation.close()

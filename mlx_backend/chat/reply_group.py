@@ -32,13 +32,13 @@ class GroupEvent:
     event: ReplyEvent
 
 
-type ReplyStart = Callable[[int, Callable[[], None] | None], Reply]
-"""Starts the choice with an index, with what is to be called for each item of its generation."""
+type ReplyStart = Callable[[int], Reply]
+"""Starts the choice with an index."""
 
 
 def start_replies(starts: Sequence[ReplyStart], n: int) -> Reply | ReplyGroup:
     """Start n replies to each prompt: one alone is itself."""
-    return starts[0](0, None) if n == len(starts) == 1 else ReplyGroup(starts, n)
+    return starts[0](0) if n == len(starts) == 1 else ReplyGroup(starts, n)
 
 
 class ReplyGroup:
@@ -48,12 +48,14 @@ class ReplyGroup:
         """Start n replies to each prompt; their indices are in the order of the prompts."""
         self.finish: FinishReason | None = None
         self._n = n
-        self._ready: SimpleQueue[int] = SimpleQueue()  # the choice that has an item, once for each
+        self._ready: SimpleQueue[int] = SimpleQueue()  # choices that may have an item
+        self._on_item: Callable[[], None] | None = None
         self._usage = Usage(0)
         self.replies: list[Reply] = []
         try:
             for index in range(n * len(starts)):
-                self.replies.append(starts[index // n](index, partial(self._ready.put, index)))
+                self.replies.append(starts[index // n](index))
+                self.replies[-1].notify(partial(self._note_item, index))
         except BaseException:
             self.close()
             raise
@@ -90,6 +92,17 @@ class ReplyGroup:
     def completion_tokens(self) -> int:
         """How many tokens have been generated so far."""
         return sum(reply.completion_tokens for reply in self.replies)
+
+    def notify(self, on_item: Callable[[], None]) -> None:
+        """Have `on_item` called, from any thread, when there may be more events."""
+        self._on_item = on_item
+        if not self._ready.empty():
+            on_item()
+
+    def _note_item(self, index: int) -> None:
+        self._ready.put(index)
+        if self._on_item is not None:
+            self._on_item()
 
     def close(self) -> None:
         """Stop generating. Idempotent, from any thread."""

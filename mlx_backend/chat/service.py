@@ -40,7 +40,7 @@ from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
 from mlx_backend.preparation import Preparation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from mlx_backend.chat.chat_prompt import Conversation
     from mlx_backend.chat.reply import FinishedReply, Parser
@@ -174,7 +174,7 @@ class Service:
 
     def chat(self, request: ChatRequest, client: QueueClient = ANYONE) -> Reply:
         """Start a client's reply. Raises RequestError, HistoryError, EffortError or an EngineError."""
-        return self._chat(request, client, 1)(0, None)
+        return self._chat(request, client, 1)(0)
 
     def chat_replies(self, request: ChatRequest, n: int, client: QueueClient = ANYONE) -> Reply | ReplyGroup:
         """Start n replies to one conversation. Raises what `chat` raises."""
@@ -200,7 +200,7 @@ class Service:
         open_call_ids = conversation.open_call_ids
         seen = images.known() if images is not None else None
 
-        def start(index: int, on_item: Callable[[], None] | None) -> Reply:
+        def start(index: int) -> Reply:
             constraint = self._constraints.start(renamed, grammar, conversation, prompt)
             setup = ReplySetup(
                 parser=self._parser(renamed, prompt, is_continued=conversation.is_continued),
@@ -222,16 +222,14 @@ class Service:
                 ),
                 running=self._superseded.reply_to(request),
             )
-            generation = self._generate(
-                prompt, request, client, constraint, index=index, n=n, on_item=on_item
-            )
+            generation = self._generate(prompt, request, client, constraint, index=index, n=n)
             return Reply(generation, setup)
 
         return start
 
     def complete(self, request: CompletionRequest, client: QueueClient = ANYONE) -> Reply:
         """Start a client's completion of a bare text. Raises RequestError or an EngineError."""
-        return self._complete(request, self._completion_prompt(request), client, 1)(0, None)
+        return self._complete(request, self._completion_prompt(request), client, 1)(0)
 
     def complete_replies(
         self,
@@ -265,7 +263,7 @@ class Service:
         prompt_only = request.max_tokens == 0
         asked = replace(request, max_tokens=1) if prompt_only else request
 
-        def start(index: int, on_item: Callable[[], None] | None) -> Reply:
+        def start(index: int) -> Reply:
             setup = ReplySetup(
                 parser=RawText(tokenizer.special_tokens),
                 prompt_tokens=len(tokens),
@@ -276,9 +274,7 @@ class Service:
                 echo=echo,
                 prompt_only=prompt_only,
             )
-            generation = self._generate(
-                Prompt(tokens=tokens), asked, client, index=index, n=n, on_item=on_item
-            )
+            generation = self._generate(Prompt(tokens=tokens), asked, client, index=index, n=n)
             return Reply(generation, setup)
 
         return start
@@ -360,9 +356,8 @@ class Service:
         *,
         index: int,
         n: int,
-        on_item: Callable[[], None] | None,
     ) -> Generation:
-        """Start the choice with this index, of which each prompt has n; `on_item` is called for each of its items."""
+        """Start the choice with this index, of which each prompt has n."""
         max_tokens = self._limits.max_tokens_of(request, len(prompt.tokens))
         sampling = self._sampling(request)
         if sampling.seed is not None:
@@ -386,8 +381,7 @@ class Service:
                 priority=client.priority_of(request.priority or 0),
                 client=client.name,
                 images=prompt.images,
-            ),
-            on_item,
+            )
         )
 
     def _sampling(self, request: ReplyRequest) -> Sampling:

@@ -40,19 +40,12 @@ class Job(QueuedJob):
         "request",
     )
 
-    def __init__(
-        self,
-        key: int,
-        request: GenerationRequest,
-        share: ClientShare,
-        on_item: Callable[[], None] | None = None,
-    ) -> None:
-        """Make a job; `on_item` is called after each item that is put into the outbox, from whichever thread does."""
+    def __init__(self, key: int, request: GenerationRequest, share: ClientShare) -> None:
         super().__init__(share, request.priority)
         self.key = key
         self.request = request
         self.outbox: SimpleQueue[EngineItem | EngineError | None] = SimpleQueue()
-        self.on_item = on_item
+        self.on_item: Callable[[], None] | None = None  # Called for each item, from whichever thread puts it.
         self.is_cancelled = False  # The caller no longer gets from the outbox.
         self.is_finished = False  # Nothing more is put into the outbox.
         self.deadline = math.inf if request.queue_timeout is None else self.queued_at + request.queue_timeout
@@ -97,6 +90,12 @@ class Generation:
         self._job = job
         self._on_close = on_close
         self._exhausted = False
+
+    def notify(self, on_item: Callable[[], None]) -> None:
+        """Have `on_item` called, from any thread, when there may be something for `next`."""
+        self._job.on_item = on_item
+        if not self._job.outbox.empty():
+            on_item()
 
     def next(self, timeout: float | None = None) -> EngineItem | None:
         """Return the next item, None when `timeout` seconds passed without one. StopIteration at the end."""

@@ -134,11 +134,8 @@ class Scheduler:
             raise self._final_error
         return self._info
 
-    def submit(self, request: GenerationRequest, on_item: Callable[[], None] | None = None) -> Generation:
-        """Queue a request that has been checked; `on_item` is called for each of its items.
-
-        Raises EngineBusy, EngineFailed or EngineStopped.
-        """
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Queue a request that has been checked. Raises EngineBusy, EngineFailed or EngineStopped."""
         if self._restart_reason:
             raise EngineFailed(self._restart_reason, self._retry_after())
         with self._submitting:
@@ -148,7 +145,7 @@ class Scheduler:
             if is_full and not self._queue.may_displace(share, list(self._running.values())):
                 raise self._busy(f"The server is busy: {unfinished} requests are running or waiting already")
             share.submitted += 1
-            job = Job(next(self._keys), request, share, on_item)
+            job = Job(next(self._keys), request, share)
             self._unfinished[job.key] = job
             self._inbox.put(job)
         # Put first, check second: either the thread's last look into its inbox saw this job, or this sees its end.

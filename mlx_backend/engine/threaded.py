@@ -73,12 +73,9 @@ class Engine:
         """What the model's authors recommend, by the names of `Sampling`."""
         return self._info.sampling_defaults
 
-    def generate(self, request: GenerationRequest, on_item: Callable[[], None] | None = None) -> Generation:
-        """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped.
-
-        `on_item` is called, from another thread, whenever there is a next item: for those who wait for several.
-        """
-        return self._scheduler.submit(self._checked(request), on_item)
+    def generate(self, request: GenerationRequest) -> Generation:
+        """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped."""
+        return self._scheduler.submit(self._checked(request))
 
     def prewarm(self, make_start: Callable[[], PromptStart], adapter: str | None = None) -> None:
         """Prefill the beginning of a prompt that is likely to come, while nothing else is to be done.

@@ -20,7 +20,7 @@ from mlx_backend.server.reply_response import (
 )
 from mlx_backend.server.request_body import read_body
 from mlx_backend.server.request_log import LEFT
-from mlx_backend.server.wsgi_server import ON_DISCONNECT
+from mlx_backend.server.wsgi_server import ON_DISCONNECT, PUMP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -132,6 +132,7 @@ class ReplyHandler:
                 backend.metrics.token_clock(model),
                 keepalive_seconds=settings.keepalive_seconds,
                 on_disconnect=on_disconnect,
+                pump=request.environ.get(PUMP),
                 explain=backend.explain,
             )
             response = responder.stream() if call.stream else responder.whole()

@@ -19,13 +19,14 @@ from mlx_backend.server.errors import CLIENT_CLOSED_REQUEST
 from mlx_backend.server.request_log import LEFT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mlx_backend.api.base import OnDisconnect, ReplyWriter
     from mlx_backend.api.errors import ApiError
     from mlx_backend.chat.reply import Reply, ReplyEvent
     from mlx_backend.chat.reply_group import GroupEvent, ReplyGroup
     from mlx_backend.server.metrics import TokenClock
+    from mlx_backend.server.pump import Pump
     from mlx_backend.server.request_log import RequestRecord
 
 
@@ -45,23 +46,24 @@ class ReplyResponder:
         *,
         keepalive_seconds: float,
         on_disconnect: OnDisconnect,
+        pump: Pump | None,
         explain: Callable[[Exception], ApiError],
     ) -> None:
+        """With a `pump` the reply's events are taken on its thread; without one whoever wants them waits for them."""
         self._reply = reply
         self._writer = writer
         self._log = log
         self._tokens = tokens
         self._keepalive_seconds = keepalive_seconds
         self._on_disconnect = on_disconnect
+        self._pump = pump
         self._explain = explain
         self._left = False
 
     def whole(self) -> Response:
         """Wait for the end and answer with one body."""
-        events = (
-            event for event in self._events(None) if event is not None and not isinstance(event, Progress)
-        )
         try:
+            events = (event for event in self._all_events() if event and not isinstance(event, Progress))
             body = self._writer.fold(events, self._reply.usage)
         except ClientLeft:
             return Response(status=CLIENT_CLOSED_REQUEST)
@@ -73,6 +75,13 @@ class ReplyResponder:
             return Response(body, mimetype="application/json")
         finally:
             self._end()
+
+    def _all_events(self) -> Iterable[ReplyEvent | GroupEvent | Progress | None]:
+        if self._pump is None:
+            return self._events(None)
+        events: list[ReplyEvent | GroupEvent | Progress] = []
+        self._pump.run(self._events(0), events.extend)
+        return events
 
     def stream(self) -> Response:
         """Answer with server-sent events, from now on."""
@@ -88,10 +97,10 @@ class ReplyResponder:
         try:
             yield writer.open()
             sent = time.monotonic()
-            for event in self._events(keepalive):
+            for event in self._events(keepalive if self._pump is None else 0):
                 match event:
                     case None:
-                        data = writer.keepalive()
+                        data = writer.keepalive() if time.monotonic() - sent >= keepalive else b""
                     case Progress():
                         data = writer.progress(event)
                         if not data and time.monotonic() - sent >= keepalive:
@@ -101,8 +110,9 @@ class ReplyResponder:
                     case _:
                         data = writer.feed(event)
                 if data:
-                    yield data
                     sent = time.monotonic()
+                if data or event is None:  # nothing: there will be more later
+                    yield data
         except ClientLeft:
             pass
         except Exception as error:
@@ -114,6 +124,8 @@ class ReplyResponder:
 
     def _events(self, patience: float | None) -> Iterator[ReplyEvent | GroupEvent | Progress | None]:
         """Yield the reply's events up to its StreamEnd. Raises ClientLeft, or EngineStopped on shutdown."""
+        if self._pump is not None:
+            self._reply.notify(self._pump.resume)
         with self._on_disconnect(self._cancel):
             for event in self._reply.events(patience):
                 match event:

@@ -7,6 +7,8 @@ arrived. So a client that sends slowly costs a socket. Added to that here:
     connections altogether and of one address; the bytes received and not yet answered
     `environ[ON_DISCONNECT]`, with which an application hears at once that its client has disconnected
     `environ[HOLD_BODY]`, with which it counts what it makes of a body that is compressed
+    `environ[PUMP]`, for an answer that waits for an engine: an application that has nothing to send yields b"", and
+    calls its `resume` when it has; one thread writes all of these (pump.py)
     errors of HTTP itself with the application's error body
     a stop that gives running requests a moment and then ends them
     an answer for a client that only sends no more
@@ -45,6 +47,7 @@ from waitress.utilities import Error, RequestEntityTooLarge
 
 from mlx_backend import __version__
 from mlx_backend.server.auth import TrustedProxies, network_of
+from mlx_backend.server.pump import Pump, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -55,6 +58,8 @@ log = logging.getLogger(__name__)
 
 ON_DISCONNECT = "mlx_backend.on_disconnect"
 HOLD_BODY = "mlx_backend.hold_body"
+PUMP = "mlx_backend.pump"
+_WRITE = "mlx_backend.write"
 TOO_MANY_BODIES = "Too many large requests are arriving at once; try again later."
 SPARE_THREADS = 64
 """Threads in addition to one for each request that an engine may hold.
@@ -234,6 +239,27 @@ class _Request(HTTPRequestParser):
         return self._server.hold(self._network, more)
 
 
+class _PumpedAnswer:
+    """An application's answer: from where it has to wait on, the writer writes it and the worker waits for the end."""
+
+    def __init__(self, pieces: Iterable[bytes], environ: WSGIEnvironment) -> None:
+        self._pieces = pieces
+        self._pump: Pump = environ[PUMP]
+        self._write = environ[_WRITE]
+
+    def __iter__(self) -> Iterator[bytes]:
+        pieces = iter(self._pieces)
+        for piece in pieces:
+            if not piece:
+                self._pump.run(pieces, self._write)
+                return
+            yield piece
+
+    def close(self) -> None:
+        if hasattr(self._pieces, "close"):
+            self._pieces.close()
+
+
 class _Answer(Task):
     channel: _Channel
 
@@ -261,6 +287,8 @@ class _Task(_Answer, WSGITask):
         environ = super().get_environment()
         environ[ON_DISCONNECT] = self.channel.watching
         environ[HOLD_BODY] = self.request.hold_more
+        environ[PUMP] = self.channel.pump
+        environ[_WRITE] = lambda pieces: self.write(b"".join(pieces))
         return environ
 
     def set_close_on_finish(self) -> None:
@@ -277,7 +305,7 @@ class _ErrorTask(_Answer, ErrorTask):
         """Answer with the application's error body."""
         status, message = self.request.error.code, str(self.request.error.body)
         log.info("refused %d %s", status, message)
-        body = self.channel.server.application.error_body(status, message)
+        body = self.channel.server.app.error_body(status, message)
         self.version = "1.1"
         self.status = f"{status} {HTTPStatus(status).phrase}"
         self.response_headers.append(("Content-Type", "application/json"))
@@ -314,6 +342,7 @@ class _Channel(HTTPChannel):
         self._next_probe = 0.0
         self._probe_pause = _FIRST_PROBE_PAUSE
         self._on_disconnect: dict[object, Callable[[], None]] = {}
+        self.pump = Pump(server.writer, lambda: self.total_outbufs_len >= _MAX_UNSENT_BYTES)
         super().__init__(server, connection, address, adj, map=map)
 
     def parser_class(self, _adj: Adjustments) -> _Request:
@@ -366,6 +395,11 @@ class _Channel(HTTPChannel):
         if self.total_outbufs_len:
             self.server.note_change(self)
         return count
+
+    def handle_write(self) -> None:
+        """Send what waits for the client to read; then there may be room for more of its answer."""
+        super().handle_write()
+        self.pump.resume()
 
     def service(self) -> None:
         """Answer the first of the requests that have arrived."""
@@ -454,6 +488,7 @@ class _Channel(HTTPChannel):
                 self.socket.shutdown(socket.SHUT_WR)
             return
         super().handle_close()
+        self.pump.resume()  # to find out
         if self.request is not None:
             self.request.forget()
         while self._on_disconnect:
@@ -476,6 +511,7 @@ class _Channel(HTTPChannel):
         """Close or refuse what has taken too long; `seconds` have passed since the last check."""
         limits, now = self.server.limits, time.monotonic()
         self.check_half_closed()
+        self.pump.resume()  # an answer may have to say that it still comes
         if self._discards_until is not None:
             if now > self._discards_until:
                 self.handle_close()
@@ -563,7 +599,6 @@ class Server(TcpWSGIServer):
     """Listens from the start, which may raise OSError; `serve()` runs until `stop()` is called from another thread."""
 
     channel_class = _Channel
-    application: Application
     active_channels: dict[int, _Channel]
     check_seconds = 0.5
     shutdown_seconds = 1.0
@@ -591,6 +626,8 @@ class Server(TcpWSGIServer):
         self._half_closed: list[_Channel] = []
         self._is_woken = False
         self._workers = _Workers(requests + SPARE_THREADS)
+        self.writer = Writer()
+        self.app = app
         self._sockets: dict[int, Any] = {}
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
@@ -609,7 +646,7 @@ class Server(TcpWSGIServer):
         )
         try:
             super().__init__(
-                app,
+                lambda environ, start_response: _PumpedAnswer(app(environ, start_response), environ),
                 self._sockets,
                 dispatcher=self._workers,
                 adj=adjustments,
@@ -619,6 +656,7 @@ class Server(TcpWSGIServer):
             wasyncore.close_all(self._sockets)
             raise
         self._workers.start()
+        self.writer.start()
 
     def bind_server_socket(self) -> None:
         """Bind; every address is those of IPv4 too."""
@@ -742,6 +780,7 @@ class Server(TcpWSGIServer):
             self.trigger.pull_trigger(self._end_connections)
             self._has_ended.wait(_END_SECONDS)
         self._workers.stop(_END_SECONDS)
+        self.writer.stop(_END_SECONDS)
         self.trigger.close()
 
     def _stop_accepting(self) -> None:
@@ -816,7 +855,7 @@ class Server(TcpWSGIServer):
         connection.close()
 
     def _say_no(self, connection: socket.socket, message: str) -> None:
-        body = self.application.error_body(503, message)
+        body = self.app.error_body(503, message)
         head = (
             f"HTTP/1.1 503 Service Unavailable\r\nServer: {_NAME}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"

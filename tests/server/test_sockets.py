@@ -239,6 +239,9 @@ class WatchedGeneration:
     def __iter__(self) -> Iterator[EngineItem]:
         return iter(self._generation)
 
+    def notify(self, on_item: Callable[[], None]) -> None:
+        self._generation.notify(on_item)
+
     def next(self, timeout: float | None = None) -> EngineItem | None:
         return self._generation.next(timeout)
 
@@ -255,10 +258,8 @@ def test_a_queued_request_whose_client_disconnects_is_never_started(stream: bool
     submitted: SimpleQueue[WatchedGeneration] = SimpleQueue()
 
     class Engine(ScriptedEngine):
-        def generate(
-            self, request: GenerationRequest, on_item: Callable[[], None] | None = None
-        ) -> Generation:
-            generation = WatchedGeneration(super().generate(request, on_item))
+        def generate(self, request: GenerationRequest) -> Generation:
+            generation = WatchedGeneration(super().generate(request))
             submitted.put(generation)
             return generation  # type: ignore[return-value]  # it does what a generation does
 
