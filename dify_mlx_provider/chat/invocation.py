@@ -28,7 +28,8 @@ from dify_mlx_provider.chat.dify_requests import (
     is_own_prompt,
 )
 from dify_mlx_provider.chat.long_chats import LongChat, count_app_messages, estimate_prompt
-from dify_mlx_provider.chat.messages import chat_request, wants_structure
+from dify_mlx_provider.chat.messages import chat_request, tool_field, wants_structure
+from dify_mlx_provider.chat.react_agent import as_action, described_tools
 from dify_mlx_provider.chat.stream_reader import StreamReader, StreamResult, iter_text
 from dify_mlx_provider.chat.think_block import ThinkBlockWriter, shown_before
 from dify_mlx_provider.dify_errors import to_dify_error
@@ -79,6 +80,9 @@ def invoke(call: ChatInvocation, usage_of: UsageOf) -> Generator[LLMResultChunk,
         credentials = Credentials.from_form(call.form)
         profile = discovery.find_profile(credentials)
         described = discovery.find_model(call.model, credentials)
+        described_for_react = [] if call.tools else described_tools(call.messages)
+        if described is not None and described.has("tools") and credentials.tool_calling is not False:
+            call = replace(call, tools=call.tools or described_for_react)
         own_limit = chosen_limit(call.parameters)
         default = profile.answer_limit(credentials.max_output_tokens)
         limited = limit_tokens(call.parameters, described, default, is_background=is_background)
@@ -97,7 +101,7 @@ def invoke(call: ChatInvocation, usage_of: UsageOf) -> Generator[LLMResultChunk,
         raise to_dify_error(error) from error
     answer_format = _AnswerFormat(
         address_and_model=(credentials.base_url, call.model),
-        tools=body.get("tools", ()),
+        tools=[tool_field(tool) for tool in call.tools or described_for_react],
         profile=profile,
         stop=() if profile.separates_reasoning else tuple(body.get("stop", ())),
         hide_reasoning=own_prompt or for_json or call.parameters.get("reasoning_format") == "hide",
@@ -110,6 +114,8 @@ def invoke(call: ChatInvocation, usage_of: UsageOf) -> Generator[LLMResultChunk,
     answer = answer_format.stream(chunks) if call.stream else answer_format.collect(chunks)
     if asks_for_json_block(call.messages):
         answer = _in_block(answer)
+    if described_for_react:
+        answer = _with_action(answer)
 
     def usage(result: StreamResult, estimated: int) -> LLMUsage:
         """The server's counts, or estimates."""
@@ -198,6 +204,15 @@ def _in_block(answer: AnswerStream) -> AnswerStream:
                 result: StreamResult = end.value
                 break
     yield as_json_block("".join(pieces))
+    return result
+
+
+def _with_action(answer: AnswerStream) -> AnswerStream:
+    """Yield an answer with a call as the text that a ReAct agent looks for."""
+    result = yield from answer
+    if result.calls:
+        yield as_action(result.calls[0])
+        result.calls, result.finish_reason = [], "stop"
     return result
 
 

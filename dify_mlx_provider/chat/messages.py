@@ -60,7 +60,7 @@ def chat_request(
 
     `described` is what the server says of the model.
     """
-    tool_fields = [_tool(tool) for tool in call.tools]
+    tool_fields = [tool_field(tool) for tool in call.tools]
     media = AcceptedMedia.of(call.model, credentials, described)
     questions = [
         index for index, message in enumerate(call.messages) if isinstance(message, UserPromptMessage)
@@ -124,7 +124,8 @@ def _message(message: PromptMessage, media: AcceptedMedia, *, is_earlier: bool) 
     return fields
 
 
-def _tool(tool: PromptMessageTool) -> dict[str, Any]:
+def tool_field(tool: PromptMessageTool) -> dict[str, Any]:
+    """Return a tool as a request offers it."""
     return {
         "type": "function",
         "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
