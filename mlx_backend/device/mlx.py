@@ -105,18 +105,20 @@ def set_precision(network: Any, name: str) -> None:
         network.set_dtype(mx.float32)
 
 
-def load_weights(network: Any, on_progress: Callable[[float], None]) -> None:
+def load_weights(network: Any, on_progress: Callable[[float], None], ranks: int = 1) -> None:
     """Read lazily loaded weights into memory, a gigabyte at a time; `on_progress` gets the share, up to 0.95.
 
-    The rest is for the warm-up.
+    The rest is for the warm-up. Where several ranks share the network, whole tensors are read for this one's parts, and
+    no more of them than a gigabyte is in memory at once.
     """
     weights = [value for _, value in tree_flatten(network.parameters())]
     total, done = sum(value.nbytes for value in weights) or 1, 0
     chunk: list[mx.array] = []
     for value in weights:
         chunk.append(value)
-        if sum(each.nbytes for each in chunk) >= _CHUNK_BYTES or value is weights[-1]:
+        if sum(each.nbytes for each in chunk) * ranks >= _CHUNK_BYTES or value is weights[-1]:
             mx.eval(chunk)
+            mx.clear_cache()  # of what they were made from
             done += sum(each.nbytes for each in chunk)
             chunk = []
             on_progress(0.95 * done / total)

@@ -91,7 +91,8 @@ three of four of such rows keep to, each row of a batch has to keep to with one 
 MAX_ERROR_LENGTH = 120
 """Characters of an error that are repeated."""
 _SPAN = re.compile(
-    r"(?:^|_)(?:windows?|blocks?|blocksparse|chunk|stride|positions?|floor|len|length|topk)(?:_|$)|._top_k$"
+    r"(?:^|_)(?:windows?|blocks?|blocksparse|chunks?|segments?|spans?|strides?|compress(?:ion)?|positions?|context|seq"
+    r"|len|length|floor|threshold|topk)(?:_|$)|._top_k$"
 )
 """In the names of settings that are numbers of tokens, or of parts of a text."""
 _NO_SPAN = re.compile(r"(?:^|_)(?:pattern|group|moe|experts?|layers?|conv|dim|multiple)(?:_|$)")
@@ -418,7 +419,7 @@ def short_spans(network: Any, run: Callable[[], object]) -> Iterator[None]:
         (settings, name, value)
         for settings in _settings(network)
         for name, value in settings.items()
-        if type(value) is int and value > SHORT_SPAN and _SPAN.search(name) and not _NO_SPAN.search(name)
+        if type(value) is int and value > SHORT_SPAN and is_span(name)
     ]
     try:
         for staying in (None, *sorted({name for _, name, _ in spans})):
@@ -435,6 +436,11 @@ def short_spans(network: Any, run: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         _restore(spans)
+
+
+def is_span(name: str) -> bool:
+    """Whether a setting of this name says how many tokens, or parts of a text, something spans."""
+    return bool(_SPAN.search(name)) and not _NO_SPAN.search(name)
 
 
 def _restore(spans: Sequence[tuple[dict[str, Any], str, int]]) -> None:

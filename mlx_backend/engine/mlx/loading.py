@@ -150,7 +150,7 @@ def load_model(
         set_precision(network, name)
     check_size(name, weight_bytes(network))
     with explain_load_errors(name):
-        load_weights(network, on_progress)
+        load_weights(network, on_progress, 1 if group is None else group.size())
     context_length, is_stated = _context_length(config, network)
     return LoadedNetwork(
         name=name,

@@ -1,12 +1,14 @@
 """Trying batches when a model is loaded: what is apart from the same texts alone, or raises, is not batched."""
 
 import logging
+import re
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx_lm.models
 import pytest
 from engine_models import WrappedNetwork, write_model, write_random
 from mlx import nn
@@ -17,7 +19,7 @@ from mlx_lm.utils import load_model
 from mlx_backend.api.openai.models import model_object
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError, short_spans
+from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError, is_span, short_spans
 from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.registry.base import ModelStatus
@@ -266,6 +268,30 @@ def test_what_a_network_does_with_long_texts_only_is_tried_with_short_ones(name:
     with pytest.raises(BatchTrialError, match="off by"):
         trial.try_batching()
     assert network._settings == {name: 131_072}
+
+
+def test_no_architecture_of_mlx_lm_has_a_length_that_counts_under_a_name_that_is_not_known() -> None:
+    names = {
+        name
+        for folder in mlx_lm.models.__path__
+        for file in Path(folder).glob("*.py")
+        for name in re.findall(
+            r"^    (\w*(?:window|chunk|block|top_?k|stride|position|floor|compress)\w*): *(?:Optional\[)?int\b",
+            file.read_text(),
+            re.MULTILINE,
+        )
+    }
+    of_experts = {"moe_top_k", "moe_topk", "top_k", "top_k_experts", "topk_group"}
+    of_weights = {"block_dim", "block_ff_dim", "block_multiple_of", "conv_window"}
+    found = {name for name in names if is_span(name)}
+    assert found >= {
+        "sliding_window",
+        "attention_chunk_size",
+        "index_topk",
+        "index_block_size",
+        "floor_scale",
+    }
+    assert names - found == of_experts | of_weights | {"sliding_window_pattern"}
 
 
 def test_a_length_that_a_network_cannot_have_short_stays_and_the_others_are_short() -> None:

@@ -17,10 +17,12 @@ from architectures import write
 from engine_models import write_adapter, write_model, write_random
 
 from mlx_backend.device import Device
+from mlx_backend.device import mlx as device
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.loading import load_model
 from mlx_backend.errors import EngineError
+from mlx_backend.layers.architecture import load_network
 from mlx_backend.models import files as model_files
 
 
@@ -46,6 +48,19 @@ def test_a_model_has_its_folders_name_unless_it_is_given_one(folder: Path) -> No
 def test_end_tokens_come_from_the_generation_config_too(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 7]}))
     assert load_model(folder).tokenizer.end_tokens == {1, 7}
+
+
+def test_ranks_that_share_a_model_read_as_much_of_it_at_once_as_one_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "_CHUNK_BYTES", 200_000)
+    counts = []
+    for ranks in (1, 4):  # each reads whole tensors, and keeps its part of them
+        reports: list[float] = []
+        device.load_weights(load_network(folder)[0], reports.append, ranks)
+        assert reports[-1] == pytest.approx(0.95)
+        counts.append(len(reports))
+    assert counts[1] > 2 * counts[0]
 
 
 def test_a_longer_context_than_the_model_has_is_refused(folder: Path) -> None:
