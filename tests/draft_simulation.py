@@ -11,7 +11,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mlx_backend.engine.base import Sampling
 from mlx_backend.engine.mlx.draft_pacer import DraftPacer, DraftRecord
@@ -21,6 +21,7 @@ from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mlx_backend.engine.mlx.sampling import SamplePosition
     from mlx_backend.engine.mlx.sequences import DecodingSequence
     from mlx_backend.engine.mlx.speculative import Drafter
 
@@ -75,6 +76,9 @@ class Generated:
     def num_sampled(self) -> int:
         """How many tokens were sampled; one more than was emitted."""
         return len(self.tokens) - len(self.reply.prompt) + 1
+
+    def draft_position(self) -> Any:
+        """Return nothing: nothing is sampled."""
 
     @property
     def next_token(self) -> int | None:
@@ -223,8 +227,6 @@ class SimulatedDevice:
 class SimulatedDrafter:
     """A draft model, which takes the device's time."""
 
-    can_rehearse: ClassVar[bool] = False
-
     def __init__(self, device: SimulatedDevice, reply: Reply) -> None:
         self._device = device
         self._reply = reply
@@ -234,10 +236,7 @@ class SimulatedDrafter:
         """Return how many tokens are not in its caches."""
         return len(tokens) - self._cached
 
-    def rehearse(self, tokens: Sequence[int], max_drafts: int) -> None:
-        """Do nothing."""
-
-    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int] | None:
+    def propose(self, tokens: Sequence[int], max_drafts: int, position: SamplePosition) -> list[int] | None:
         """Guess as well as it can."""
         device, costs = self._device, self._device.costs
         fresh = min(len(tokens) - self._cached, ModelDrafter.CHUNK)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.device import Device
-from mlx_backend.engine.base import Logprobs, TokenDelta
+from mlx_backend.engine.base import GenerationRequest, Logprobs, Sampling, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, DraftPacer
+from mlx_backend.engine.mlx.sampling import RequestSampler, SamplePosition, text_token_mask
 from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.mlx.draft_pacer import DraftRecord
 
 
@@ -111,3 +111,10 @@ def tokens(replies: Sequence[FoundReply]) -> list[list[int]]:
     """Return the tokens of replies, which have all ended."""
     assert all(reply.ended is not None for reply in replies)
     return [reply.tokens for reply in replies]
+
+
+def first_position(vocabulary_size: int, sampling: Sampling | None = None) -> SamplePosition:
+    """Return the first position of a reply, greedy by default."""
+    request = GenerationRequest(prompt=[0], max_tokens=1, sampling=sampling or Sampling())
+    sampler = RequestSampler(request, text_token_mask(vocabulary_size, ()))
+    return SamplePosition(sampler, 0, sampler.penalty_state(()))

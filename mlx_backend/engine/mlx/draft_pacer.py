@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from itertools import combinations
 from math import log
 from statistics import median
 from typing import TYPE_CHECKING
@@ -38,37 +37,21 @@ MAX_WEIGHT = 6.0
 
 @dataclass(slots=True)
 class DraftCounts:
-    """What became of drafts, decayed with every step.
+    """Drafted tokens that were right, and steps in which one was wrong, decayed with every step."""
 
-    `right` counts drafted tokens that were accepted, `wrong` steps in which one was rejected, `found` steps in which
-    anything was drafted, and `missed` those in which nothing was.
-    """
-
-    memory: float
+    memory: float = REPLY_MEMORY
     right: float = 0.0
     wrong: float = 0.0
-    found: float = 0.0
-    missed: float = 0.0
 
     def add(self, proposed: int, accepted: int) -> None:
-        """Note how many tokens were drafted in a step, and how many of them were accepted."""
-        self.found = self.found * self.memory + bool(proposed)
-        self.missed = self.missed * self.memory + (not proposed)
+        """Note how many tokens were drafted in a step, and how many of them were right."""
         if proposed:
             self.right = self.right * self.memory + accepted
             self.wrong = self.wrong * self.memory + (accepted < proposed)
 
-    def acceptance(self, assumed: float, weight: float = 1) -> float:
-        """Return how likely a drafted token is accepted, if those before it are.
-
-        What is assumed counts as `weight` tokens.
-        """
+    def acceptance(self, assumed: float = ASSUMED_ACCEPTANCE, weight: float = 1) -> float:
+        """Return how likely a drafted token is right, if those before it are; what is assumed counts as `weight`."""
         return (self.right + weight * assumed) / (self.right + self.wrong + weight)
-
-
-def shared_counts() -> DraftCounts:
-    """Return counts for the drafts of all replies."""
-    return DraftCounts(SHARED_MEMORY)
 
 
 @dataclass(slots=True)
@@ -88,8 +71,8 @@ class DraftRecord:
     length: int = 0  # tokens generated so far
     to_prefill: int = 0  # tokens that the drafter has to prefill first
     to_replay: int = 0  # tokens that run again in the next step, because a draft after them was wrong
-    of_all: DraftCounts = field(default_factory=shared_counts)
-    _own: DraftCounts = field(default_factory=lambda: DraftCounts(REPLY_MEMORY))
+    of_all: DraftCounts = field(default_factory=lambda: DraftCounts(SHARED_MEMORY))
+    _own: DraftCounts = field(default_factory=DraftCounts)
     _next_pause: int = FIRST_PAUSE
     _has_paused: bool = False
 
@@ -97,15 +80,9 @@ class DraftRecord:
     def acceptance(self) -> float:
         """How likely a drafted token is accepted, if those before it are."""
         if self._has_paused:
-            return self._own.acceptance(ASSUMED_ACCEPTANCE)
+            return self._own.acceptance()
         weight = min(MAX_WEIGHT, 1 + (self.of_all.right + self.of_all.wrong) / 8)
-        return self._own.acceptance(self.of_all.acceptance(ASSUMED_ACCEPTANCE), weight)
-
-    @property
-    def frequency(self) -> float:
-        """How likely a step has drafts at all."""
-        found, steps = self._own.found, self._own.found + self._own.missed
-        return found / (steps + 0.5) if self.is_rehearsed else (found + 1) / (steps + 1)
+        return self._own.acceptance(self.of_all.acceptance(), weight)
 
     def record(self, proposed: int, accepted: int) -> None:
         """Note how many tokens were drafted in a step, and how many of them were accepted."""
@@ -121,55 +98,47 @@ class DraftRecord:
     def stop(self, *, is_wrong: bool) -> None:
         """Pause before drafts are tried again: for longer each time if they are wrong, and not only too few.
 
-        If they are rehearsed, do nothing. Drafts that are about to be tried are still: what does not pay for one reply
-        may pay for several.
+        If they are rehearsed, do nothing; nor if tokens have to run again, which they have after a plain step. Drafts
+        that are about to be tried are still: what does not pay for one reply may pay for several.
         """
-        if self.is_rehearsed or (self._has_paused and not self.is_started):
+        if self.is_rehearsed or self.to_replay or (self._has_paused and not self.is_started):
             return
         self.pause = self._next_pause if is_wrong else FIRST_PAUSE
         if is_wrong:
             self._next_pause = min(2 * self._next_pause, MAX_PAUSE)
-        self._own = DraftCounts(REPLY_MEMORY)
+        self._own = DraftCounts()
         self._has_paused, self.is_started = True, False
 
 
 MIN_TIMES = 3
 """Plain steps that are measured before drafts are compared with them."""
 MAX_TIMES = 9
-"""Number of times that are remembered of each kind of step."""
-MAX_KINDS = 32
-"""Number of kinds of steps with drafts that are remembered: (tokens drafted, tokens run again)."""
-FIRST_MEMORY, MAX_MEMORY = 128, 4096
-"""Plain steps in a row, after which something is forgotten that was measured with drafts."""
-STEPS_PER_MEASUREMENT = 256
-"""Drafted in a row before plain steps are measured again."""
-ASSUMED_COST = 0.1
-"""Plain steps per drafted token, and per token that runs again, until it is measured."""
+"""Number of times of plain steps that are remembered."""
+ASSUMED_COSTS = 0.0, 0.1, 0.1
+"""Plain steps that a step with drafts takes beyond one: at all, and for each token that is drafted or runs again."""
+RATE = 0.25
+"""How much of what is not as expected of a step is learned from it."""
+MAX_ERROR = 2.0
+"""The most of it that counts, in plain steps."""
+MAX_PLAIN_STEPS = 1024
+"""In a row, until what was measured with drafts is forgotten: if it cost too much, nothing else would correct that."""
 
 
 class DraftCosts:
-    """Times of steps with one number of replies, and what drafts add to them, as measured while it runs.
+    """Times of steps with one number of replies, and what drafts add to them, as measured while it runs."""
 
-    What drafts cost is counted in plain steps: `overhead` for drafting at all, `per_token` for each drafted token, and
-    `per_replayed` for each that runs again because a draft after it was wrong.
-    """
-
-    def __init__(self) -> None:
-        self.overhead = 0.0
-        self.per_token = ASSUMED_COST
-        self.per_replayed = ASSUMED_COST
+    def __init__(self, replies: int) -> None:
+        self.is_known = False  # whether any step with drafts was measured
+        self._costs = ASSUMED_COSTS
+        self._plain_steps = 0  # since then
+        self._usual = 2.0 * replies  # tokens in a step with drafts
         # Seconds, by about how long the texts are: attention takes longer the longer they are.
         self._plain: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_TIMES))
-        # Plain steps beyond one, by how many tokens were drafted and how many ran again; the latest measured come last.
-        self._drafted: dict[tuple[int, int], deque[float]] = {}
-        self._steps_without = 0  # in a row
-        self._steps_with_drafts = 0  # since plain steps were measured
-        self._memory = FIRST_MEMORY
 
-    @property
-    def are_known(self) -> bool:
-        """Whether more than one step with drafts was measured."""
-        return sum(map(len, self._drafted.values())) > 1
+    def of(self, drafted: float, replayed: float = 0.0) -> float:
+        """Return how many plain steps a step with drafts takes beyond one."""
+        overhead, per_token, per_replayed = self._costs
+        return overhead + per_token * drafted + per_replayed * replayed
 
     def plain_step(self, context: int) -> float | None:
         """Return the seconds of a plain step with `context` tokens in all texts; None: too few were measured."""
@@ -177,41 +146,26 @@ class DraftCosts:
         return median(times) if len(times) >= MIN_TIMES else None
 
     def record_plain(self, context: int, seconds: float) -> None:
-        """Note a plain step. After many of them, forget the oldest of what was measured with drafts.
-
-        Where nothing is drafted because it cost too much, nothing else would ever correct that.
-        """
+        """Note a plain step."""
         self._plain[_magnitude(context)].append(seconds)
-        self._steps_with_drafts = 0
-        self._steps_without += 1
-        if self._steps_without == self._memory:
-            self._steps_without, self._memory = 0, min(2 * self._memory, MAX_MEMORY)
-            if self._drafted:
-                del self._drafted[next(iter(self._drafted))]
-                self._fit()
+        self._plain_steps += 1
+        if self._plain_steps == MAX_PLAIN_STEPS:
+            self.is_known, self._costs, self._plain_steps = False, ASSUMED_COSTS, 0
 
-    def record_drafted(self, context: int, tokens: int, seconds: float, replayed: int = 0) -> None:
-        """Note a step with drafts, where `replayed` tokens ran again. After many, have plain steps measured again."""
+    def record_drafted(self, context: int, drafted: int, replayed: int, seconds: float) -> None:
+        """Note a step with drafts, where `replayed` tokens ran again: a step of normalised least mean squares."""
         plain = self.plain_step(context)
         if plain is None:
             return
-        self._steps_without = 0
-        self._steps_with_drafts += 1
-        if self._steps_with_drafts == STEPS_PER_MEASUREMENT:
-            self._plain[_magnitude(context)].clear()
-            self._memory = FIRST_MEMORY
-        kind = tokens, replayed
-        times = self._drafted.pop(kind, None) or deque[float](maxlen=MAX_TIMES)
-        times.append(seconds / plain - 1)
-        self._drafted[kind] = times
-        if len(self._drafted) > MAX_KINDS:
-            del self._drafted[next(iter(self._drafted))]
-        self._fit()
-
-    def _fit(self) -> None:
-        points = [(*kind, median(times)) for kind, times in self._drafted.items()]
-        self.per_replayed = _per_replayed(points)
-        self.overhead, self.per_token = _line([(x, y - self.per_replayed * again) for x, again, y in points])
+        rate, self.is_known, self._plain_steps = RATE if self.is_known else 1.0, True, 0
+        error = max(-MAX_ERROR, min(MAX_ERROR, seconds / plain - 1 - self.of(drafted, replayed)))
+        error *= rate * self._usual**2 / (self._usual**2 + drafted**2 + replayed**2)
+        overhead, per_token, per_replayed = self._costs
+        self._costs = (
+            max(0.0, overhead + error),
+            max(0.0, per_token + error * drafted / self._usual**2),
+            max(0.0, per_replayed + error * replayed / self._usual**2),
+        )
 
 
 def _magnitude(context: int) -> int:
@@ -219,33 +173,14 @@ def _magnitude(context: int) -> int:
     return int(log(context + 1024, 1.5))
 
 
-def _per_replayed(points: Sequence[tuple[int, int, float]]) -> float:
-    """Return what a token that runs again costs, from (drafted, replayed, y) of steps with equally many drafted."""
-    slopes = [
-        (y2 - y1) / (again2 - again1)
-        for (x1, again1, y1), (x2, again2, y2) in combinations(points, 2)
-        if x1 == x2
-    ]
-    return max(0.0, median(slopes or [ASSUMED_COST]))
-
-
-def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Return a line through points, as (y at 0, slope): Theil and Sen's, which outliers hardly move. Never negative."""
-    slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(points, 2) if x1 != x2]
-    if not slopes:  # what was measured is the tokens' doing up to what was assumed of them
-        slopes = [ASSUMED_COST, *(min(ASSUMED_COST, y / x) for x, y in points if x)]
-    slope = max(0.0, median(slopes))
-    return max(0.0, median([y - slope * x for x, y in points] or [0.0])), slope
-
-
 MAX_REPLIES = 4
 """The most replies that get drafts at once; more keep a device busy with one token each."""
-MAX_SHARE, FIRST_STEPS = 0.015, 1.0
+MAX_SHARE, FIRST_STEPS = 0.0125, 1.0
 """What drafting may have cost when it starts: a share of all time, and plain steps beyond that."""
 MEMORY = 1 - 1 / 8192
 """How much of the account counts after another step."""
 MAX_LOSS = 8.0
-"""The most that is charged for one step, in plain steps: the rest is not drafting's doing."""
+"""The most that is charged for one step, in plain steps, unless a text was prefilled: the rest is not drafting's."""
 MIN_PREFILL = 64
 """Tokens of a text that take a draft model longer than to draft."""
 ASSUMED_PREFILL = 0.002
@@ -254,22 +189,23 @@ ASSUMED_PREFILL = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that was taken with `replies` replies.
+    """A step that was taken with `replies` replies, each of which got `tokens` tokens on average.
 
-    `context` counts the tokens of all their texts, `accepted` the drafted ones among those it generated. `drafted` is
-    None if nothing was to be drafted in it, and `plain_steps` counts such steps in a row, with this one. `replayed`
-    counts the tokens that ran again in the run that this step waited for. The step before had `replies_before`; with
-    `follows_ahead` the device was still computing a token when that ended.
+    `context` counts the tokens of all their texts. `drafted` is None if nothing was to be drafted in it, and
+    `plain_steps` counts such steps in a row, with this one. A draft model prefilled `prefilled` tokens in
+    `prefill_seconds`, and `replayed` tokens ran again. `is_steady` says that the step before was alike, so that this one took as long
+    as it seems.
     """
 
     replies: int
+    tokens: float
     context: int
     drafted: int | None
-    replayed: int
-    accepted: int
     plain_steps: int
-    replies_before: int
-    follows_ahead: bool
+    prefilled: int
+    prefill_seconds: float
+    replayed: int
+    is_steady: bool
 
 
 class DraftPacer:
@@ -283,13 +219,14 @@ class DraftPacer:
         self.max_drafts = max_drafts
         self.clock = clock
         self.replays = replays
-        # By whether replies are sampled: drafts are what is most likely, and greedy replies always take that.
-        self.of_all = {False: shared_counts(), True: shared_counts()}
+        self.of_all = DraftCounts(SHARED_MEMORY)
         self.num_interruptions = 0  # steps in which the device had something else to do as well
-        self._costs: defaultdict[int, DraftCosts] = defaultdict(DraftCosts)  # by number of replies
-        self._time = 0.0  # seconds of all steps
-        self._lost = 0.0  # seconds that drafting took beyond what it saved
-        self._prefill: float | None = None  # seconds that a draft model takes per token
+        self._costs = {
+            count: DraftCosts(count) for count in range(1, MAX_REPLIES + 1)
+        }  # by number of replies
+        # In plain steps: all time, what drafting took beyond what it saved, and what a draft model prefills a token in.
+        self._time = self._lost = 0.0
+        self._prefill = ASSUMED_PREFILL
 
     def plan(
         self, replies: Sequence[DraftRecord], limits: Sequence[int], context: int, *, is_drafting: bool
@@ -300,7 +237,7 @@ class DraftPacer:
         """
         counts = [0] * len(replies)
         if self.can_draft(replies, context):
-            counts = self._plan(replies, limits, context, is_drafting)
+            counts = self._plan(replies, limits, is_drafting)
         for reply in replies:
             reply.pause = max(0, reply.pause - 1)
         return counts
@@ -313,104 +250,81 @@ class DraftPacer:
 
     def record(self, step: Step, seconds: float) -> None:
         """Note how long a step took."""
-        costs = self._costs[step.replies]
-        self._charge(step, seconds, costs.plain_step(step.context))
-        if step.replies_before != step.replies:
+        if step.replies > MAX_REPLIES:
             return
-        if step.drafted is None:
-            if step.plain_steps > 2:
-                costs.record_plain(step.context, seconds)
-        elif step.follows_ahead == (not step.drafted):
-            costs.record_drafted(step.context, step.drafted, seconds, step.replayed)
-
-    def record_prefill(self, tokens: int, seconds: float) -> None:
-        """Note the seconds in which a draft model prefilled `tokens`: none, if it does not know one of them."""
-        if tokens:
-            self._prefill = seconds / tokens
-        self._time += seconds
-        self._lost += seconds
+        costs = self._costs[step.replies]
+        self._time *= MEMORY
+        self._lost *= MEMORY
+        if (plain := costs.plain_step(step.context)) is not None:
+            prefill = step.prefill_seconds / plain
+            if step.prefilled:
+                self._prefill = prefill / step.prefilled
+            took = prefill + min(seconds / plain - prefill, MAX_LOSS)
+            self._time += took
+            # A plain step is not waited for before the next one, and neither is what it starts with, like merging
+            # caches. So the first two belong to the drafts before them.
+            if step.plain_steps <= 2:
+                self._lost += took - step.tokens
+        if step.is_steady and step.plain_steps > 2:
+            costs.record_plain(step.context, seconds)
+        elif step.is_steady and step.drafted:
+            costs.record_drafted(step.context, step.drafted, step.replayed, seconds)
 
     def on_interruption(self) -> None:
         """Note that the device has something else to do in this step."""
         self.num_interruptions += 1
 
-    def _plan(
-        self, replies: Sequence[DraftRecord], limits: Sequence[int], context: int, is_drafting: bool
-    ) -> list[int]:
+    def _plan(self, replies: Sequence[DraftRecord], limits: Sequence[int], is_drafting: bool) -> list[int]:
         costs, share = self._costs[len(replies)], 1 / len(replies)
-        plain = costs.plain_step(context) or 1.0
         counts = [0] * len(replies)
-        saved = 0.0
+        saved = -costs.of(0)
         for row, (reply, limit) in enumerate(zip(replies, limits, strict=True)):
             if reply.pause or not limit:
                 continue
-            count, gain = self._best_count(reply, min(limit, self.max_drafts), costs, share, 0)
-            if not count:
-                reply.stop(is_wrong=True)
-                continue
-            if self._is_prefill_worth_it(reply, gain, limit, plain):
+            count, gain = self._best_count(reply, min(limit, self.max_drafts), costs, share)
+            if count and self._is_prefill_worth_it(reply, gain * min(reply.length, limit)):
                 saved += gain
                 counts[row] = count
+            elif not count:
+                reply.stop(is_wrong=True)
         drafted = [reply for reply, count in zip(replies, counts, strict=True) if count]
-        if saved <= costs.overhead:
+        if saved <= 0:
             for reply in drafted:
                 reply.stop(is_wrong=False)
-            return [0] * len(replies)
-        if not is_drafting and not self._can_afford(0.0, plain):
+        if saved <= 0 or not (is_drafting or self._can_afford(0.0)):
             return [0] * len(replies)
         for reply in drafted:
             reply.is_started = True
-        if self.clock is not None and not costs.are_known:
-            return [min(count, 1) for count in counts]  # to find out
-        for row, reply in enumerate(replies):
-            if counts[row] and reply.to_replay:
-                # Drafts pay, but after this step more tokens than usual may have to run again; after a plain one, none.
-                count, gain = self._best_count(reply, counts[row], costs, share, reply.to_replay)
-                counts[row] = count if gain > costs.overhead else 0
-        return counts
+        is_known = self.clock is None or costs.is_known
+        return counts if is_known else [min(count, 1) for count in counts]  # to find out
 
     def _best_count(
-        self, reply: DraftRecord, limit: int, costs: DraftCosts, share: float, to_replay: int
+        self, reply: DraftRecord, limit: int, costs: DraftCosts, share: float
     ) -> tuple[int, float]:
         """Return how many tokens to draft to gain most, and the gain in plain steps: what they save beyond their cost.
 
-        Each is less likely to be accepted than the one before. `to_replay` tokens run again in the same step anyway.
+        Each is less likely to be accepted than the one before.
         """
         acceptance, best, most = reply.acceptance, 0, 0.0
-        likely, accepted, again = 1.0, 0.0, 0.0  # likely: that all drafts so far are right
+        # How likely all drafts so far are right. What is looked up continues a token that is not known yet.
+        likely = acceptance if reply.is_rehearsed else 1.0
+        accepted = again = 0.0
         for count in range(1, limit + 1):
             if self.replays:  # the tokens before this one, if it is the first wrong one
-                again += likely * (1 - acceptance) * (to_replay + count)
+                again += likely * (1 - acceptance) * (reply.to_replay + count)
             likely *= acceptance
             accepted += likely
-            gain = share * accepted - costs.per_token * count - costs.per_replayed * again
+            gain = share * accepted - (costs.of(count, again) - costs.of(0))
             if gain > most:
                 best, most = count, gain
-        return best, most * reply.frequency
+        return best, most
 
-    def _is_prefill_worth_it(self, reply: DraftRecord, gain: float, limit: int, plain: float) -> bool:
+    def _is_prefill_worth_it(self, reply: DraftRecord, gain: float) -> bool:
+        """How long a reply will be is not known: as likely as not, drafts will gain as much as they would have."""
         if reply.is_started and reply.to_prefill <= MIN_PREFILL:
             return True
-        prefill = reply.to_prefill * (ASSUMED_PREFILL if self._prefill is None else self._prefill / plain)
-        # How long a reply will be is not known: as likely as not, twice as long as it is.
-        if prefill > gain * min(reply.length, limit):
-            return False
-        return reply.is_started or self._can_afford(prefill * plain, plain)
+        prefill = reply.to_prefill * self._prefill
+        return prefill <= gain and (reply.is_started or self._can_afford(prefill))
 
-    def _can_afford(self, seconds: float, plain: float) -> bool:
-        return self.clock is None or self._lost + seconds <= MAX_SHARE * self._time + FIRST_STEPS * plain
-
-    def _charge(self, step: Step, seconds: float, plain: float | None) -> None:
-        self._time *= MEMORY
-        self._lost *= MEMORY
-        if plain is None:
-            return
-        self._time += min(seconds, MAX_LOSS * plain)
-        if step.plain_steps > 2:
-            return
-        # A step that verifies no drafts is not waited for before the next one, and neither is what it starts with, like
-        # merging caches.
-        tokens = float(step.follows_ahead)
-        if step.drafted:
-            tokens += 1 + step.accepted / step.replies
-        self._lost += min(seconds - tokens * plain, MAX_LOSS * plain)
+    def _can_afford(self, steps: float) -> bool:
+        return self.clock is None or self._lost + steps <= MAX_SHARE * self._time + FIRST_STEPS

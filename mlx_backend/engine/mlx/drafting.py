@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, MIN_PREFILL, Step
 from mlx_backend.engine.mlx.rewinding import RewindPoint
-from mlx_backend.engine.mlx.speculative import DraftTask, num_to_prefill, propose
+from mlx_backend.engine.mlx.speculative import DraftTask, TextDrafter, num_to_prefill, propose
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,12 +39,12 @@ class Drafting:
         self._pacer = pacer
         self._is_broken = False
         self._is_drafting = False  # in the last step
+        self._had_drafts = False  # in the last step: else the device still computes what that has started
         self._plain_steps = 2  # in a row; none had drafts before that would still be waited for
-        self._is_ahead = True  # whether the device still computes a token when a step has ended
         self._last_step: tuple[int, float] | None = None  # of how many sequences, and when it ended
         self._num_interruptions = 0  # by then
-        self._num_replayed = 0  # tokens that run again in this step
-        self._num_replayed_before = 0  # and in the last one
+        self._num_replayed = 0  # tokens in this step
+        self._prefilled = 0, 0.0  # tokens in it, and seconds
 
     def is_drafting(self, sequences: Sequence[DecodingSequence]) -> bool:
         """Whether drafts are being used, and these sequences may get some in their next step together."""
@@ -57,7 +57,7 @@ class Drafting:
         `unconstrained_tokens` says for how many tokens each constraint has promised not to mask any.
         """
         self._is_drafting = False
-        self._num_replayed_before = self._num_replayed
+        self._prefilled = 0, 0.0
         self._num_replayed = sum(sequence.num_to_replay for sequence in sequences)
         if self._is_broken or len(sequences) > MAX_REPLIES:
             return [0] * len(sequences)
@@ -65,17 +65,21 @@ class Drafting:
         limits = []
         for sequence, unconstrained in zip(sequences, unconstrained_tokens, strict=True):
             record, drafter = sequence.drafts, sequence.drafter
-            record.to_replay = sequence.num_to_replay
-            if drafter is None or sequence.num_to_replay > MAX_REPLAY:
-                limits.append(0)
-                continue
             # The token sampled last is unconstrained already; one more is sampled after it and after every draft.
-            limits.append(max(0, min(sequence.request.max_tokens - sequence.num_sampled, unconstrained - 2)))
-            record.of_all = self._pacer.of_all[sequence.request.sampling.temperature > 0]
-            record.is_rehearsed = drafter.can_rehearse
-            record.length, record.to_prefill = sequence.num_sampled, drafter.num_to_prefill(sequence.tokens)
-            if (outcome := drafter.rehearse(sequence.tokens, self._pacer.max_drafts)) is not None:
-                record.learn(*outcome)
+            limit = min(sequence.request.max_tokens - sequence.num_sampled, unconstrained - 2)
+            if drafter is None or sequence.num_to_replay > MAX_REPLAY:
+                limit = 0
+            elif isinstance(drafter, TextDrafter):
+                record.is_rehearsed = True
+                record.learn(*drafter.rehearse(sequence.tokens, 1 + self._pacer.max_drafts))
+                limit = min(limit, len(drafter.guess) - 1)  # the first is not known yet, but sampled
+            limits.append(max(0, limit))
+            record.of_all, record.length, record.to_replay = (
+                self._pacer.of_all,
+                sequence.num_sampled,
+                sequence.num_to_replay,
+            )
+            record.to_prefill = drafter.num_to_prefill(sequence.tokens) if drafter is not None else 0
         records = [sequence.drafts for sequence in sequences]
         counts = self._pacer.plan(records, limits, _context(sequences), is_drafting=was_drafting)
         self._is_drafting = any(counts)
@@ -91,9 +95,10 @@ class Drafting:
         drafts: list[list[int]] = [[] for _ in sequences]
         tasks = []
         for row in rows:
-            drafter = sequences[row].drafter
+            sequence = sequences[row]
+            drafter = sequence.drafter
             assert drafter is not None
-            tasks.append(DraftTask(drafter, sequences[row].tokens, max_drafts[row]))
+            tasks.append(DraftTask(drafter, sequence.tokens, max_drafts[row], sequence.draft_position()))
         clock = self._pacer.clock
         started, to_prefill = clock() if clock is not None else 0.0, num_to_prefill(tasks)
         try:
@@ -101,16 +106,12 @@ class Drafting:
         except Exception as error:
             self.give_up(error)
             return drafts
-        for row, own in zip(rows, proposed, strict=True):
-            if own is not None:
-                drafts[row] = own
-                if not own:
-                    sequences[row].drafts.record(0, 0)
         if clock is not None and to_prefill > MIN_PREFILL:
-            seconds = clock() - started
-            self._pacer.record_prefill(to_prefill - num_to_prefill(tasks), seconds)
-            if self._last_step is not None:  # so this step is like no other
-                self._last_step = 0, self._last_step[1] + seconds
+            self._prefilled = to_prefill - num_to_prefill(tasks), clock() - started
+        for row, own in zip(rows, proposed, strict=True):
+            drafts[row] = own or []
+            if own == [] and not sequences[row].drafts.is_rehearsed:
+                sequences[row].drafter = None  # it does not know all tokens of the text
         return drafts
 
     def give_up(self, error: BaseException | None) -> None:
@@ -125,10 +126,9 @@ class Drafting:
 
         `num_accepted` is how many of them were accepted.
         """
-        follows_ahead, self._is_ahead = self._is_ahead, not num_drafted
+        had_drafts, self._had_drafts = self._had_drafts, bool(num_drafted)
         self._plain_steps = self._plain_steps + 1 if num_drafted is None else 0
-        clock = self._pacer.clock
-        if clock is None:
+        if (clock := self._pacer.clock) is None:
             return
         now, number, interruptions = clock(), len(sequences), self._pacer.num_interruptions
         is_interrupted, self._num_interruptions = interruptions != self._num_interruptions, interruptions
@@ -140,14 +140,13 @@ class Drafting:
             number_before, then = self._last_step
             step = Step(
                 number,
+                1 + num_accepted / number,
                 _context(sequences),
                 num_drafted,
-                # A step that verifies no drafts waits for the run of the step before.
-                self._num_replayed if num_drafted else self._num_replayed_before,
-                num_accepted,
                 self._plain_steps,
-                number_before,
-                follows_ahead,
+                *self._prefilled,
+                self._num_replayed,
+                is_steady=number == number_before and had_drafts == self._had_drafts,
             )
             self._pacer.record(step, now - then)
         self._last_step = number, now

@@ -4,7 +4,9 @@ Sequences with equal sampler parameters are sampled in one call, each with a ran
 function of the request's seed and the token's index in the reply, and of nothing else. So a seed gives the same
 text alone, in a batch and after preemption (as far as the logits are the same: many devices round them differently
 in another batch), and a draft can be checked against what *would* have been sampled:
-speculative decoding is exact for sampled replies as well as for greedy ones.
+speculative decoding is exact for sampled replies as well as for greedy ones. A draft model's tokens are chosen from its
+logits in the same way and with the same keys. With the same noise, two models choose the same token about as often as
+they agree about its probability.
 
 What belongs to one request (penalties, biases, constraints) is guarded: an exception is stored on that request's
 sampler and its sequence goes on with unprocessed logits until the batch drops it.
@@ -188,6 +190,11 @@ class SamplePosition:
     index: int
     penalties: PenaltyState | None
 
+    def after(self, token: mx.array) -> SamplePosition:
+        """Return the position that follows when this token (shape [1]) was chosen here."""
+        penalties = self.penalties.with_token(token) if self.penalties is not None else None
+        return SamplePosition(self.sampler, self.index + 1, penalties)
+
 
 class TokenRows:
     """The log probabilities of a token for each row of logits, and of the likeliest there, once they are computed.
@@ -246,7 +253,15 @@ def sample(logits: mx.array, positions: Sequence[SamplePosition]) -> tuple[mx.ar
 
     Returns the tokens ([rows]) and the step's log probabilities if any request asked for them.
     """
-    raw = logits
+    sampled = choose(logits, positions)
+    logprobs = None
+    if any(position.sampler.logprobs is not None for position in positions):
+        logprobs = StepLogprobs(logits, sampled, positions)
+    return sampled, logprobs
+
+
+def choose(logits: mx.array, positions: Sequence[SamplePosition]) -> mx.array:
+    """Choose a token ([rows]) for every row of a model's logits ([rows, vocabulary])."""
     if not all(position.sampler.leaves_logits and position.penalties is None for position in positions):
         logits = mx.concatenate(
             [
@@ -259,19 +274,14 @@ def sample(logits: mx.array, positions: Sequence[SamplePosition]) -> tuple[mx.ar
         groups.setdefault(position.sampler.params, []).append(row)
     if len(groups) == 1:
         [params] = groups
-        sampled = draw(logits, params, positions)
-    else:
-        parts = [
-            draw(logits[mx.array(rows)], params, [positions[row] for row in rows])
-            for params, rows in groups.items()
-        ]
-        order = [row for rows in groups.values() for row in rows]
-        inverse = sorted(range(len(order)), key=order.__getitem__)
-        sampled = mx.concatenate(parts)[mx.array(inverse)]
-    logprobs = None
-    if any(position.sampler.logprobs is not None for position in positions):
-        logprobs = StepLogprobs(raw, sampled, positions)
-    return sampled, logprobs
+        return draw(logits, params, positions)
+    parts = [
+        draw(logits[mx.array(rows)], params, [positions[row] for row in rows])
+        for params, rows in groups.items()
+    ]
+    order = [row for rows in groups.values() for row in rows]
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return mx.concatenate(parts)[mx.array(inverse)]
 
 
 def draw(logits: mx.array, params: SamplerParams | None, positions: Sequence[SamplePosition]) -> mx.array:

@@ -103,6 +103,11 @@ class DecodingSequence:
             self.penalties = self.penalties.with_token(tokens[index : index + 1])
         return self.next_position()
 
+    def draft_position(self) -> SamplePosition:
+        """Return the position that follows the token sampled last, which has been emitted. Counts nothing."""
+        last = SamplePosition(self.sampler, self.num_sampled - 1, self.penalties)
+        return last.after(mx.array(self.tokens[-1:]))
+
     def advance_constraint(self, token: int) -> None:
         """Advance the constraint by a token that was fed."""
         if token not in self.end_tokens:

@@ -1,12 +1,14 @@
 """Drafters for speculative decoding: they guess the next tokens from the text itself, or with a smaller model.
 
-A guess costs time and can never change a reply: decode.py verifies it. Knows nothing of requests or sampling.
+A guess costs time and can never change a reply: decode.py verifies it. A smaller model's tokens are chosen as the
+reply's own are at the same positions, with the same random keys (sampling.py). Knows nothing of requests.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
@@ -16,23 +18,21 @@ from mlx_backend.engine.mlx.chunk_cost import padded_sizes
 from mlx_backend.engine.mlx.mlx_lm_patches import MAX_SINGLE_QUERIES
 from mlx_backend.engine.mlx.packed_forward import Segment, run_packed
 from mlx_backend.engine.mlx.rewinding import RewindPoint, has_to_replay
+from mlx_backend.engine.mlx.sampling import choose
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mlx_backend.engine.mlx.sampling import SamplePosition
+
 
 class Drafter(Protocol):
-    """Drafts for one reply, whose text only ever gets longer.
+    """Drafts for one reply, whose text only ever gets longer."""
 
-    `can_rehearse` says that it can tell how its drafts would fare, at no cost, while none are used.
-    """
-
-    can_rehearse: ClassVar[bool]
-
-    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int] | None:
+    def propose(self, tokens: Sequence[int], max_drafts: int, position: SamplePosition) -> list[int] | None:
         """Guess what follows `tokens`, the prompt and the reply so far; return at most `max_drafts` tokens.
 
-        None: it still has to prefill the text.
+        The first one stands at `position` of the reply. None: the text still has to be prefilled.
         """
         ...
 
@@ -40,22 +40,15 @@ class Drafter(Protocol):
         """Return how many of these tokens it has to run before it can draft what follows them."""
         ...
 
-    def rehearse(self, tokens: Sequence[int], max_drafts: int) -> tuple[int, int] | None:
-        """Guess what follows, without drafting it, and compare an earlier guess with what did follow.
-
-        Returns how many tokens were guessed, and how many of them were right. None: there was no such guess, or it is
-        not decided yet.
-        """
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class DraftTask:
-    """Where tokens are to be drafted: what `Drafter.propose` is given."""
+    """Where tokens are to be drafted: after `tokens`, at `position` and those that follow it."""
 
     drafter: Drafter
     tokens: Sequence[int]
     max_drafts: int
+    position: SamplePosition
 
 
 class TextDrafter:
@@ -65,36 +58,31 @@ class TextDrafter:
     """
 
     NGRAM = 3
-    can_rehearse: ClassVar[bool] = True
 
     def __init__(self) -> None:
+        self.guess: list[int] = []  # made in a rehearsal
+        self._guess_start = 0  # its position
         self._end_of: dict[tuple[int, ...], int] = {}  # the last position after each n-gram
         self._indexed = 0
-        self._guess: list[int] | None = None  # made in a rehearsal
-        self._guess_start = 0  # its position
 
-    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], max_drafts: int, position: SamplePosition) -> list[int]:
         """Guess from the text."""
-        self._guess = None
+        self.guess = []
         return self._lookup(tokens, max_drafts)
 
     def num_to_prefill(self, tokens: Sequence[int]) -> int:
         """Return 0: nothing is run."""
         return 0
 
-    def rehearse(self, tokens: Sequence[int], max_drafts: int) -> tuple[int, int] | None:
-        """Guess from the text, and compare the guess before with what followed."""
-        outcome: tuple[int, int] | None = None
-        if (guess := self._guess) is not None:
-            known = tokens[self._guess_start : self._guess_start + len(guess)]
-            right = 0
-            while right < len(known) and known[right] == guess[right]:
-                right += 1
-            if right == len(known) < len(guess):
-                return None
-            outcome = len(guess), right
-        self._guess, self._guess_start = self._lookup(tokens, max_drafts), len(tokens)
-        return outcome
+    def rehearse(self, tokens: Sequence[int], max_drafts: int) -> tuple[int, int]:
+        """Guess what follows, without drafting it, and compare the guess before with what did follow.
+
+        Returns how many of its tokens are known by now, and how many of those were right. It takes no time to speak of.
+        """
+        pairs = list(zip(self.guess, tokens[self._guess_start :], strict=False))
+        right = next((at for at, (guessed, known) in enumerate(pairs) if guessed != known), len(pairs))
+        self.guess, self._guess_start = self._lookup(tokens, max_drafts), len(tokens)
+        return len(pairs), right
 
     def _lookup(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
         length = self.NGRAM
@@ -103,12 +91,18 @@ class TextDrafter:
         self._indexed = len(tokens)
         if len(tokens) < length:
             return []
-        end_before = self._end_of.get(tuple(tokens[-length:]))
-        return [] if end_before is None else list(tokens[end_before : end_before + max_drafts])
+        at = self._end_of.get(tuple(tokens[-length:]))
+        guess: list[int] = []
+        while (
+            at is not None and len(guess) < max_drafts
+        ):  # a passage that has only begun to repeat itself goes on so
+            guess.append(tokens[at] if at < len(tokens) else guess[at - len(tokens)])
+            at += 1
+        return guess
 
 
 class ModelDrafter:
-    """What a smaller model with the same vocabulary generates greedily. It knows the ids below `num_tokens`.
+    """What a smaller model with the same vocabulary would say. It knows the ids below `num_tokens`.
 
     `can_pack` says whether the model drafts for several replies in packed runs. With `pads`, for a device that prepares
     for lengths, texts are prefilled in chunks of few lengths, and attention is computed token by token after that.
@@ -116,7 +110,6 @@ class ModelDrafter:
     """
 
     CHUNK = 512
-    can_rehearse: ClassVar[bool] = False
 
     def __init__(self, network: Any, num_tokens: int, *, can_pack: bool = False, pads: bool = False) -> None:
         self.network = network
@@ -129,17 +122,14 @@ class ModelDrafter:
         self._num_known = 0  # how many of them are certainly the text's
         self._point: RewindPoint | None = None  # at the end of those, where drafts cannot be trimmed
 
-    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int] | None:
+    def propose(self, tokens: Sequence[int], max_drafts: int, position: SamplePosition) -> list[int] | None:
         """Guess with the model. While it still has to prefill the text, a chunk in each call, it proposes nothing."""
-        [drafts] = propose([DraftTask(self, tokens, max_drafts)])
+        [drafts] = propose([DraftTask(self, tokens, max_drafts, position)])
         return drafts
 
     def num_to_prefill(self, tokens: Sequence[int]) -> int:
         """Return how many tokens there are after those in its caches."""
         return len(tokens) - self._num_known
-
-    def rehearse(self, tokens: Sequence[int], max_drafts: int) -> None:
-        """Do nothing: a guess takes time."""
 
     def begin(self, tokens: Sequence[int]) -> list[int] | None:
         """Rewind the caches to the text; return what follows in it. None: that was too long and is being prefilled.
@@ -209,7 +199,7 @@ def propose(tasks: Sequence[DraftTask]) -> list[list[int] | None]:
     is_prefilling = False
     for index, task in enumerate(tasks):
         if not isinstance(task.drafter, ModelDrafter):
-            drafts[index] = task.drafter.propose(task.tokens, task.max_drafts)
+            drafts[index] = task.drafter.propose(task.tokens, task.max_drafts, task.position)
         elif not is_prefilling:  # one chunk at a time: all replies wait for it
             fresh = task.drafter.begin(task.tokens)
             is_prefilling = fresh is None
@@ -220,7 +210,7 @@ def propose(tasks: Sequence[DraftTask]) -> list[list[int] | None]:
     if begun:
         drafters = [drafter for _, drafter, _ in begun]
         texts = [fresh for _, _, fresh in begun]
-        guessed = _draft_with_model(drafters, texts, [tasks[index].max_drafts for index, _, _ in begun])
+        guessed = _draft_with_model(drafters, texts, [tasks[index] for index, _, _ in begun])
         for (index, drafter, fresh), own in zip(begun, guessed, strict=True):
             drafter.end(fresh, own)
             drafts[index] = own
@@ -240,30 +230,37 @@ def draft_layers(network: Any) -> list[Any]:
 
 
 def _draft_with_model(
-    drafters: Sequence[ModelDrafter], texts: Sequence[Sequence[int]], counts: Sequence[int]
+    drafters: Sequence[ModelDrafter], texts: Sequence[Sequence[int]], tasks: Sequence[DraftTask]
 ) -> list[list[int]]:
-    """Run each text and draft `counts` tokens after it, all step by step together; wait only once."""
+    """Run each text and draft as many tokens after it as is asked, all step by step together; wait only once."""
     drafts: list[list[mx.array]] = [[] for _ in drafters]
     inputs = [mx.array([text]) for text in texts]
-    while rows := [row for row, count in enumerate(counts) if len(drafts[row]) < count]:
+    positions = [task.position for task in tasks]
+    while rows := [row for row, task in enumerate(tasks) if len(drafts[row]) < task.max_drafts]:
         segments = [Segment(inputs[row], drafters[row].layers) for row in rows]
-        for row, logits in zip(rows, _last_logits(drafters[0], segments), strict=True):
+        logits = _last_logits(drafters[0], segments, positions[0].sampler.text_mask.size)
+        chosen = choose(logits, [positions[row] for row in rows])
+        for at, row in enumerate(rows):
             if not drafts[row]:
                 drafters[row].on_text_run()
-            token = mx.argmax(logits[:, : drafters[row].num_tokens], axis=-1)
+            token = chosen[at : at + 1]
             drafts[row].append(token)
-            inputs[row] = token[None]
+            inputs[row], positions[row] = token[None], positions[row].after(token)
     remaining = iter(as_ints(mx.concatenate([token for own in drafts for token in own])))
     return [[next(remaining) for _ in own] for own in drafts]
 
 
-def _last_logits(drafter: ModelDrafter, segments: Sequence[Segment]) -> list[mx.array]:
-    """Run segments; return the logits of the last token of each ([1, vocabulary])."""
+def _last_logits(drafter: ModelDrafter, segments: Sequence[Segment], vocabulary_size: int) -> mx.array:
+    """Run segments; return the logits of the last token of each ([rows, vocabulary]), as wide as the other model's.
+
+    Random noise depends on the width. Ids that the draft model does not know are impossible.
+    """
     if not drafter.can_pack or (len(segments) == 1 and not drafter.pads):
-        return [drafter.network(segment.tokens, cache=segment.layers)[:, -1] for segment in segments]
-    logits = run_packed(drafter.network, segments, single_queries=drafter.pads)
-    ends, end = [], 0
-    for segment in segments:
-        end += segment.tokens.shape[1]
-        ends.append(logits[end - 1 : end])
-    return ends
+        runs = [drafter.network(segment.tokens, cache=segment.layers)[:, -1] for segment in segments]
+        logits = mx.concatenate(runs)
+    else:
+        ends = accumulate(segment.tokens.shape[1] for segment in segments)
+        every = run_packed(drafter.network, segments, single_queries=drafter.pads)
+        logits = every[mx.array([end - 1 for end in ends])]
+    missing = [(0, 0), (0, max(0, vocabulary_size - drafter.num_tokens))]
+    return mx.pad(logits[:, : drafter.num_tokens], missing, constant_values=-mx.inf)

@@ -9,9 +9,9 @@ import pytest
 from draft_simulation import Costs, Reply, SimulatedDevice, Texts, best_share, share_of_plain
 
 from mlx_backend.engine.mlx.draft_pacer import (
-    ASSUMED_COST,
+    ASSUMED_COSTS,
     FIRST_PAUSE,
-    MAX_MEMORY,
+    MAX_PLAIN_STEPS,
     MAX_REPLIES,
     MIN_TIMES,
     DraftCosts,
@@ -150,7 +150,7 @@ def test_drafts_that_pay_although_some_tokens_run_again_save_most_of_what_they_c
     lengths: tuple[int, int], make: Make, costs: Costs
 ) -> None:
     asked = ask(1, 30 if lengths == SHORT else 4, lengths, make)
-    assert 1 - share_of_plain(asked, costs) > 0.75 * (1 - best_share(asked, costs))
+    assert 1 - share_of_plain(asked, costs) > 0.66 * (1 - best_share(asked, costs))
 
 
 def test_fewer_tokens_are_drafted_where_those_before_a_wrong_one_run_again() -> None:
@@ -254,41 +254,40 @@ def test_pauses_get_longer_while_drafts_are_wrong_and_not_while_they_are_too_few
     assert rehearsed.pause == 0
 
 
-def costs_of(plain: float, overhead: float, per_token: float, counts: list[int]) -> DraftCosts:
-    costs = DraftCosts()
+def costs_of(overhead: float, per_token: float, per_replayed: float) -> DraftCosts:
+    costs = DraftCosts(2)
     for _ in range(MIN_TIMES):
-        costs.record_plain(0, plain)
-    for count in counts:
-        costs.record_drafted(0, count, plain * (1 + overhead + per_token * count))
+        costs.record_plain(0, 0.02)
+    for at in range(300):
+        drafted, replayed = 1 + at % 4, at % 3
+        beyond = overhead + per_token * drafted + per_replayed * replayed
+        costs.record_drafted(0, drafted, replayed, 0.02 * (1 + beyond))
     return costs
 
 
-def test_what_drafting_costs_at_all_is_told_from_what_each_token_costs() -> None:
-    costs = costs_of(0.02, 0.3, 0.05, [1, 4, 2, 4])
-    assert costs.overhead == pytest.approx(0.3)
-    assert costs.per_token == pytest.approx(0.05)
-    only = costs_of(0.02, 0.3, 0.05, [4, 4])
-    assert only.overhead + 4 * only.per_token == pytest.approx(0.5)
+def test_what_drafting_costs_at_all_is_told_from_what_each_token_costs_that_is_drafted_or_runs_again() -> (
+    None
+):
+    costs = costs_of(0.3, 0.2, 0.05)
+    assert costs.of(0) == pytest.approx(0.3, abs=0.02)
+    assert costs.of(1) - costs.of(0) == pytest.approx(0.2, abs=0.02)
+    assert costs.of(0, 1) - costs.of(0) == pytest.approx(0.05, abs=0.02)
 
 
-def test_what_runs_again_is_told_from_what_is_drafted() -> None:
-    costs = costs_of(0.02, 0.3, 0.2, [1, 2])
-    assert costs.per_replayed == ASSUMED_COST
-    for drafted, replayed in ((1, 3), (2, 1), (2, 5)):
-        costs.record_drafted(0, drafted, 0.02 * (1.3 + 0.2 * drafted + 0.05 * replayed), replayed)
-    assert costs.per_replayed == pytest.approx(0.05)
-    assert costs.overhead == pytest.approx(0.3)
-    assert costs.per_token == pytest.approx(0.2)
+def test_a_step_that_took_far_too_long_says_little() -> None:
+    costs = costs_of(0.0, 0.1, 0.1)
+    costs.record_drafted(0, 1, 0, 2.0)
+    assert costs.of(1) < 1
 
 
 def test_a_plain_step_is_known_for_texts_of_about_the_same_length_only() -> None:
-    costs = costs_of(0.02, 0.3, 0.05, [])
+    costs = costs_of(0.3, 0.05, 0.05)
     assert costs.plain_step(100) == 0.02
     assert costs.plain_step(10_000) is None
 
 
-def test_what_was_measured_with_drafts_is_forgotten_after_many_plain_steps() -> None:
-    costs = costs_of(0.02, 9.0, 0.0, [1, 1])
-    for _ in range(2 * MAX_MEMORY):
+def test_high_costs_are_forgotten_over_many_plain_steps() -> None:
+    costs = costs_of(9.0, 0.5, 0.1)
+    for _ in range(MAX_PLAIN_STEPS):
         costs.record_plain(0, 0.02)
-    assert (costs.overhead, costs.per_token) == (0.0, ASSUMED_COST)
+    assert costs.of(1) == sum(ASSUMED_COSTS[:2])

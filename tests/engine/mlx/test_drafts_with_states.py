@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from architectures import write
-from drafting import FoundReply, alone, generate, loaded_batch, tokens
+from drafting import FoundReply, alone, first_position, generate, loaded_batch, tokens
 from engine_models import WrappedNetwork, write_adapter, write_mamba, write_qwen
 
 from mlx_backend.device import Device
@@ -325,10 +325,11 @@ def test_a_draft_model_with_states_drafts_what_follows_the_text_whatever_it_draf
         ModelDrafter(network, 512),
         as_ints(mx.random.randint(10, 250, (9,), key=mx.random.key(1))),
     )
+    at = first_position(512)
     for right in (0, 1, 3, 4, 2):
-        expected = ModelDrafter(network, 512).propose(text, 4)
-        assert drafter.propose(text, 4) == expected
-        assert drafter.propose(text, 4) == expected, "as after a step that failed"
+        expected = ModelDrafter(network, 512).propose(text, 4, at)
+        assert drafter.propose(text, 4, at) == expected
+        assert drafter.propose(text, 4, at) == expected, "as after a step that failed"
         assert expected is not None
         text = [*text, *expected[:right], 17 + right]
 

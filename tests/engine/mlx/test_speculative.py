@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from architectures import write
-from drafting import drafting_engine, generate, loaded_batch
+from drafting import drafting_engine, first_position, generate, loaded_batch
 from engine_models import write_qwen
 
 from mlx_backend.demo import MODEL_PATH
@@ -108,21 +108,22 @@ def test_drafts_stop_where_the_reply_ends() -> None:
 
 
 def test_the_text_drafter_continues_a_text_as_it_continued_before() -> None:
-    drafter = TextDrafter()
-    assert drafter.propose([1, 2], 4) == []
-    assert drafter.propose([1, 2, 3, 4, 5, 6], 4) == []
-    assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3], 2) == [4, 5]
-    assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3, 9], 2) == []
-    assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3, 9, 1, 2, 3], 9) == [9, 1, 2, 3]
+    drafter, at = TextDrafter(), first_position(16)
+    assert drafter.propose([1, 2], 4, at) == []
+    assert drafter.propose([1, 2, 3, 4, 5, 6], 4, at) == []
+    assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3], 2, at) == [4, 5]
+    assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3, 9], 2, at) == []
+    assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3, 9, 1, 2, 3], 9, at) == [9, 1, 2, 3, 9, 1, 2, 3, 9]
 
 
 def test_the_text_drafter_finds_out_how_its_drafts_would_fare_without_drafting() -> None:
     drafter, text = TextDrafter(), [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 9, 1, 2, 3]
     outcomes = [drafter.rehearse(text[:end], 2) for end in range(6, len(text) + 1)]
-    assert outcomes[:4] == [None, (0, 0), (0, 0), (0, 0)], "nothing is found before three tokens stood there"
-    assert outcomes[4:] == [None, (2, 2), (2, 0), (0, 0), (0, 0), (0, 0)]
-    assert drafter.propose(text, 2) == [4, 5]
-    assert drafter.rehearse([*text, 4, 5], 2) is None, "what was drafted is not rehearsed as well"
+    assert outcomes[:4] == [(0, 0)] * 4, "nothing is found before three tokens stood there"
+    assert outcomes[4:7] == [(1, 1), (1, 1), (1, 0)], "the next token is known at once"
+    assert outcomes[7:] == [(0, 0)] * 3
+    assert drafter.guess == drafter.propose(text, 2, first_position(16)) == [4, 5]
+    assert drafter.rehearse([*text, 4, 5], 2) == (0, 0), "what was drafted is not rehearsed as well"
 
 
 def test_a_draft_model_with_other_tokens_is_refused_at_start(windowed: Path) -> None:
@@ -133,10 +134,10 @@ def test_a_draft_model_with_other_tokens_is_refused_at_start(windowed: Path) -> 
 
 
 def test_a_draft_model_never_sees_ids_beyond_its_table(windowed: Path) -> None:
-    known = 60
+    known, at = 60, first_position(512, Sampling(temperature=1.5, seed=1))
     drafter = ModelDrafter(load_model(windowed, EngineOptions(), lambda _: None).network, known)
-    assert drafter.propose([20, known, 21], 4) == []
-    drafts = drafter.propose([20, 30, 21], 4)
+    assert drafter.propose([20, known, 21], 4, at) == []
+    drafts = drafter.propose([20, 30, 21], 4, at)
     assert drafts is not None
     assert len(drafts) == 4
     assert max(drafts) < known

@@ -46,10 +46,9 @@ def test_drafts_are_exact_where_lengths_are_prepared_for(windowed: Path, other: 
     assert [each.tokens for each in alone] == expected
     assert [each.tokens for each in together] == expected
     if draft == str(windowed):
-        assert alone[0].ended is not None
-        assert alone[0].ended.accepted_tokens > 12, (
-            "the others are sampled, and drafts are what is most likely"
-        )
+        for each in alone:
+            assert each.ended is not None
+            assert each.ended.accepted_tokens > 12
 
 
 @pytest.mark.usefixtures("prepares")
