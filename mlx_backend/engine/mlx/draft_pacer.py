@@ -193,8 +193,8 @@ class Step:
 
     `context` counts the tokens of all their texts. `drafted` is None if nothing was to be drafted in it, and
     `plain_steps` counts such steps in a row, with this one. A draft model prefilled `prefilled` tokens in
-    `prefill_seconds`, and `replayed` tokens ran again. `is_steady` says that the step before was alike, so that this one took as long
-    as it seems.
+    `prefill_seconds`, and `replayed` tokens ran again. `is_steady` says that the step before was alike, so that this
+    one took as long as it seems.
     """
 
     replies: int
