@@ -92,7 +92,7 @@ class LeakedMarkupParser:
         # Whether the beginning was checked for markup; whether reasoning comes in a field of its own; and whether the
         # opener of a block was spelt in the text so far.
         self._looked_at_start = self._has_separate_reasoning = self._spells_opener = False
-        self._header_due = scan
+        self._header_due = scan and bool(tools)
         self._before = PrecedingText()
         # What reads markup, and what reads the answer that follows a block of reasoning.
         self._parser: ChannelParser | None = None

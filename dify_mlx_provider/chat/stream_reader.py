@@ -66,7 +66,7 @@ class StreamReader:
     ) -> None:
         self.result = StreamResult()
         self._stop = StopWords(stop)
-        self._tokens = bytearray() if calls_in_logprobs and tools else None
+        self._tokens: list[bytes] | None = [] if calls_in_logprobs and tools else None
         self._sent_reasoning: list[str] = []
         self._calls = ToolCallAssembler(tools)
         self._tools = tools
@@ -112,9 +112,9 @@ class StreamReader:
                 # A whole message in place of a delta.
                 delta = None if self._has_text else choice.get("message")
             if isinstance(delta, Mapping):
-                events += self._delta(delta, is_last=bool(reason))
+                events += self._delta(delta, is_cut=reason == "length")
             if self._tokens is not None:
-                self._tokens += _token_bytes(choice.get("logprobs"))
+                self._tokens += _named_tokens(choice.get("logprobs"))
         return self._stop.cut(_merge_runs(events))
 
     def close(self) -> list[Event]:
@@ -124,7 +124,7 @@ class StreamReader:
         events = self._stop.cut(events, is_end=True)
         self.result.calls = self._calls.finish(cut=cut)
         if self._tokens and not (self.result.calls or cut or self._has_answer):
-            self.result.calls = self._lost_calls(self._tokens.decode("utf-8", "replace"))
+            self.result.calls = self._lost_calls(self._tokens)
         if self.has_stopped:
             self.result.finish_reason = "stop"
         if self.result.calls and self.result.finish_reason in (None, "stop"):
@@ -135,32 +135,35 @@ class StreamReader:
         return LeakedMarkupParser(ReasoningDelta, self._calls, tools=self._tools, scan=False)
 
     def _repeats_reasoning(self, piece: str) -> bool:
-        """Whether a server sends the reasoning, after a note at most, because there was no answer."""
+        """Whether a server sends the reasoning, after a note at most, because there is no answer yet."""
         reasoning = "".join(self._sent_reasoning).strip()
         note = piece.strip().removesuffix(reasoning)
         return bool(reasoning) and piece.strip().endswith(reasoning) and bool(_NOTE.fullmatch(note))
 
-    def _lost_calls(self, written: str) -> list[ServerToolCall]:
+    def _lost_calls(self, tokens: list[bytes]) -> list[ServerToolCall]:
         """Return the calls in what the model wrote. Raises Unavailable if they cannot be read."""
         calls = ToolCallAssembler(self._tools)
         parser = LeakedMarkupParser(ContentDelta, calls, tools=self._tools)
-        parser.feed(written)
+        parser.feed(b"".join(tokens).decode("utf-8", "replace"))
         parser.close(cut=False)
         found = calls.finish(cut=False)
-        # Each token is decoded by itself: a character of several tokens cannot be put together again.
-        if any("\ufffd" in call.name + call.arguments for call in found):
+        # Each token is decoded by itself: a character of several tokens cannot be put together again. And of tokens
+        # that came at once only one may be named; the one that ends the answer never is.
+        count = self.result.usage.get("completion_tokens")
+        has_all = not isinstance(count, int) or len(tokens) + 1 >= count
+        if found and not (has_all and all("\ufffd" not in call.name + call.arguments for call in found)):
             raise Unavailable(
                 "the model called a tool, and the server did not pass the call on. Another server for this model, such "
                 "as mlx-backend, does."
             )
         return found
 
-    def _delta(self, delta: Mapping[str, Any], *, is_last: bool = False) -> list[Event]:
+    def _delta(self, delta: Mapping[str, Any], *, is_cut: bool) -> list[Event]:
         events: list[Event] = []
         for reasoning, piece in _delta_texts(delta):
             if reasoning:
                 self._sent_reasoning.append(piece)
-            elif is_last and not self._has_answer and self._repeats_reasoning(piece):
+            elif is_cut and not self._has_answer and self._repeats_reasoning(piece):
                 continue
             self._has_answer = self._has_answer or bool(not reasoning and piece.strip())
             self._has_text = self._has_text or bool(piece)
@@ -214,14 +217,12 @@ def _delta_texts(delta: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
     yield False, _text(delta.get("refusal"))
 
 
-def _token_bytes(logprobs: Any) -> bytes:
-    """The bytes of the tokens that a chunk names."""
+def _named_tokens(logprobs: Any) -> Iterator[bytes]:
+    """The bytes of each token that a chunk names."""
     named = logprobs.get("content") if isinstance(logprobs, Mapping) else None
-    written = bytearray()
     for token in named if isinstance(named, list) else ():
         with suppress(TypeError, ValueError, AttributeError):
-            written += bytes(token.get("bytes") or ())
-    return bytes(written)
+            yield bytes(token.get("bytes") or ())
 
 
 def _text(value: Any) -> str:

@@ -32,14 +32,12 @@ class _RapidModel(ListedModel):
     def described(self) -> ServedModel:
         """Return what Rapid-MLX says of the model. That it says nothing of tools means little: they are sent."""
         model = replace(super().described(), context_size=self.context_window or self.max_model_len)
-        can = set(self.capabilities or ())
-        if not can:
+        if not self.capabilities:
             return model
-        if "text" not in can:
-            return replace(
-                model, type=next((kind for kind in ("embedding", "rerank") if kind in can), "other")
-            )
-        return replace(model, type="llm", capabilities=frozenset({"completion", "tools"} | can & {"vision"}))
+        if "text" not in self.capabilities:
+            return replace(model, type=self.capabilities[0])
+        sees = {"vision"} & {*self.capabilities}
+        return replace(model, type="llm", capabilities=frozenset({"completion", "tools", *sees}))
 
 
 def recognise(listing: Listing) -> ServerInfo | None:

@@ -6,6 +6,7 @@ The real `mlx_lm.server` is tested as it runs (`test_mlx_lm_server`); these two 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,13 @@ CLOCK = {
 SERVERS = ("mlx_vlm", "rapid_mlx", "rapid_mlx_by_name")
 
 
-def recorded(server: str, answer: str, *, until: int | None = None) -> FakeServer:
-    """A server that gives a recorded answer; `until` leaves out its last events."""
+def recorded(
+    server: str, answer: str, *, until: int | None = None, changed: tuple[str, str] = ("", "")
+) -> FakeServer:
+    """A server that gives a recorded answer; `until` leaves out its last events, and `changed` replaces a pattern."""
     record: dict[str, Any] = json.loads((FOLDER / f"{server}.json").read_text(encoding="utf-8"))
-    stream = "".join(f"{event}\n\n" for event in record["answers"][answer][:until]).encode()
+    events = [re.sub(*changed, event) for event in record["answers"][answer][:until]]
+    stream = "".join(f"{event}\n\n" for event in events).encode()
     return FakeServer({"/v1/models": record["models"]}, header=record["header"], chat=lambda _: (200, stream))
 
 
@@ -119,3 +123,22 @@ def test_what_a_server_says_of_its_model_reaches_dify(plugin: PluginProcess) -> 
     schema = answer["model_schema"]
     assert schema["model_properties"]["context_size"] == 16_384
     assert "vision" not in schema["features"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "instead"),
+    [
+        (r'"bytes":\[108,111\]', '"bytes":[239,191,189]'),
+        (r'\{"content":\[\{[^]]*"bytes":\[108,111\],"top_logprobs":\[\]\}\]\}', "null"),
+    ],
+    ids=["a part of a character", "a token that is not named"],
+)
+def test_a_lost_call_that_cannot_be_read_as_it_was_written_is_an_error(
+    plugin: PluginProcess, pattern: str, instead: str
+) -> None:
+    with (
+        recorded("mlx_vlm", "a call", changed=(pattern, instead)) as running,
+        pytest.raises(PluginError) as raised,
+    ):
+        ask(plugin, running, WEATHER)
+    assert "the server did not pass the call on" in raised.value.message

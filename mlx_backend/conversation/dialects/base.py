@@ -226,9 +226,9 @@ class RawMarkup:
     openers: tuple[str, ...] = ()
     """A text that begins with one of these is raw output."""
     stripped_opener: str = ""
-    """So is one whose markers were removed: this word, and the beginning of a sentence glued to it."""
-    stripped_headers: tuple[str, ...] = ()
-    """Before the beginning of a sentence, at the beginning of a text: not part of it."""
+    """So is one whose markers were removed: this word, and a capital letter glued to it."""
+    stripped_header: str = ""
+    """Likewise at the beginning of a text, if there are tools: the word is not part of it."""
     stripped_call_openers: tuple[str, ...] = ()
     """Anywhere, if there are tools: a call whose markers were removed."""
     message_openers: tuple[str, ...] = ()
@@ -246,23 +246,16 @@ class RawMarkup:
             return True
         word = self.stripped_opener
         if word and text.startswith(word) and len(text) > len(word):
-            return _begins_sentence(text[len(word)])
+            return text[len(word)].isupper()
         is_prefix = any(opener.startswith(text) for opener in (*self.openers, word) if opener)
         return None if is_prefix else False
 
     def without_header(self, text: str) -> str | None:
         """Return a text without a header whose markers were removed; None if more of it is needed to tell."""
-        for word in self.stripped_headers:
-            if word.startswith(text):
-                return None
-            if text.startswith(word) and _begins_sentence(text[len(word)]):
-                return text.removeprefix(word)
-        return text
-
-
-def _begins_sentence(character: str) -> bool:
-    """Whether a character cannot go on a word in small letters: a capital, or a letter without case."""
-    return character.isalpha() and not character.islower()
+        word = self.stripped_header
+        if word and word.startswith(text):
+            return None
+        return text.removeprefix(word) if text.startswith(word) and text[len(word)].isupper() else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,7 +178,6 @@ LEAKS = {
     "harmony after the prompt": "<|start|>assistant<|channel|>analysis<|message|>why<|end|>"
     "<|start|>assistant<|channel|>final<|message|>Hi",
     "harmony without its markers": "analysisWhy not?assistantfinalHi",
-    "a header of harmony without its markers": "finalHi there",
     "think": "<think>\nwhy\n</think>\n\nHi",
     "think after white space": "\n\n<think>why</think>Hi",
     "another word for it": "<thinking>why</thinking>Hi",
@@ -190,7 +189,6 @@ LEAKS = {
 }
 READ = {
     "harmony without its markers": "<think>\nWhy not?\n</think>\n\nHi",
-    "a header of harmony without its markers": "Hi there",
     "think without an end": "<think>\nwhy\n</think>",
     "end marker": "Hi there",
     "end marker of harmony": "Hi there",
@@ -221,8 +219,11 @@ TEXTS = [
     "A header is <|channel|>final and then a text.",
     "Analysis of the matter: analysis",
     "analysis of the matter",
-    "final",
-    "finally, a commentary: finalHi",
+    "finalScore = 10",
+    "final关键字",
+    "commentary",
+    "commentary关键字",
+    "commentary on it: commentaryHi",
     "Write `commentary to=functions.clock` first.",
     "a < b, <| and <|x|>",
     "Use `</think>` to end it.",

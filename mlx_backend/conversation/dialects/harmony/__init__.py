@@ -144,7 +144,7 @@ HARMONY = Dialect(
     leaks=RawMarkup(
         openers=(CHANNEL, START, MESSAGE),
         stripped_opener=Channel.ANALYSIS.value,
-        stripped_headers=(Channel.COMMENTARY.value, Channel.FINAL.value),
+        stripped_header=Channel.COMMENTARY.value,
         stripped_call_openers=(f"{Channel.COMMENTARY} to=", f"assistant{Channel.COMMENTARY} to="),
         message_openers=(f"{START}assistant", *(f"{CHANNEL}{channel}" for channel in Channel)),
         end_markers=(END, RETURN, END_OF_TEXT),
