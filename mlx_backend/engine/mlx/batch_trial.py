@@ -58,8 +58,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TEXTS = ((1, 2, 3, 4, 9, 8, 7, 6, 5, 3, 1, 2), (5,), (2, 6, 4, 1, 3, 7, 8, 5, 9))
-"""Two are longer than `SHORT_SPAN` blocks of `SHORT_SPAN` tokens, and not whole blocks apart."""
+TEXTS = ((1, 2, 3, 4, 9, 8, 7), (5,), (2, 6, 4, 1))
+"""Two are, with the next token, longer than `SHORT_SPAN` blocks of `SHORT_SPAN` tokens, and not whole blocks apart.
+
+No run has more tokens than a model's first one (runtime.py): an NVIDIA GPU may need half a minute to compile for more.
+"""
 SHORT_SPAN = 2
 FIRST, SECOND = (4, 7, 3), (6, 2, 5)
 """The two tokens that follow each text."""
