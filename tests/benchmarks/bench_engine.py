@@ -1,11 +1,16 @@
-"""What our engine adds to the bare loop of mlx-lm, on the same model in the same run.
+"""What our engine adds to the bare loop of mlx-lm, and gains over the plain engine, on the same model in the same run.
 
-    python tests/benchmarks/bench_engine.py [--model FOLDER] [--rounds 5] [--tokens 200]
+    python tests/benchmarks/bench_engine.py [--model FOLDER] [--rounds 5] [--tokens 200] [--streams 1 8 32]
 
 Without --model it is a tiny gpt_oss with random weights, whose steps are so short that every microsecond of ours shows.
-Rounds alternate between the two, so that other load affects both alike; the table shows medians, and the ratio is what
-counts. The last lines count steps, not seconds: they are the same on every machine.
+Rounds alternate between all, so that other load affects them alike; the table shows medians, and the ratios are what
+counts. The plain engine (`serve --engine plain`) is all that is left without what makes ours faster; rows in which ours
+gains less than 15 % over it are marked. In *prompts arrive* replies run, and long prompts arrive one after the other;
+the rate is that of all tokens that are generated. --processor-time measures that of this process (only on a CPU). The
+last lines count steps, not seconds: they are the same on every machine.
 """
+
+from __future__ import annotations
 
 import argparse
 import statistics
@@ -15,6 +20,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import mlx_lm
 from mlx_lm.generate import BatchGenerator
@@ -24,80 +30,157 @@ from engine_models import write_model
 
 from mlx_backend.engine.base import GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.threaded import Engine
 
-WORDS = "the quick brown fox jumps over the lazy dog and counts one two three four five six seven eight "
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mlx_backend.engine.threaded import Engine
+
+WORDS: Final = (
+    "the quick brown fox jumps over the lazy dog and counts one two three four five six seven eight "
+)
+MIN_GAIN: Final = 1.15
+ARRIVING: Final = 4
+"""Number of prompts that arrive, and of replies that run meanwhile."""
 
 
 def main() -> None:
+    """Write a model, if none is named, and compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=200)
-    arguments = parser.parse_args()
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--arriving", type=int, default=600, help="tokens of the prompts that arrive")
+    parser.add_argument("--processor-time", action="store_true", help="in place of time")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = arguments.model or write_model(Path(scratch) / "random", eos_token_id=[])
-        compare(folder, arguments.rounds, arguments.tokens)
+        folder = options.model or write_model(Path(scratch) / "random", eos_token_id=[])
+        compare(folder, options)
 
 
-def compare(folder: Path, rounds: int, tokens: int) -> None:
+def compare(folder: Path, options: argparse.Namespace) -> None:
+    """Print the table."""
     model, tokenizer = mlx_lm.load(str(folder))
-    prompt: list[int] = tokenizer.encode(WORDS * 4, add_special_tokens=False)
+    text: list[int] = tokenizer.encode(WORDS * 4, add_special_tokens=False)
     stops = [[token] for token in tokenizer.eos_token_ids]
+    tokens, now = options.tokens, time.process_time if options.processor_time else time.perf_counter
+    long = (text * (options.arriving // len(text) + 1))[: options.arriving]
 
-    def bare(streams: int) -> int:
+    def bare(prompts: Sequence[list[int]]) -> int:
         generator = BatchGenerator(model, stop_tokens=stops, prefill_step_size=512)
-        generator.insert([prompt[at:] for at in range(streams)], max_tokens=[tokens] * streams)
+        generator.insert(list(prompts), max_tokens=[tokens] * len(prompts))
         count = 0
         while True:
-            prompts, generated = generator.next()
+            started, generated = generator.next()
             count += len(generated)
-            if not prompts and not generated:
+            if not started and not generated:
                 generator.close()
                 return count
 
-    def ours(engine: Engine, streams: int, sampling: Sampling) -> int:
-        counts = [0] * streams
+    def replies(engine: Engine, prompts: Sequence[list[int]], sampling: Sampling) -> int:
+        counts = [0] * len(prompts)
 
         def consume(at: int) -> None:
-            request = GenerationRequest(prompt=prompt[at:], max_tokens=tokens, sampling=sampling)
-            counts[at] = sum(isinstance(item, TokenDelta) for item in engine.generate(request))
+            request = GenerationRequest(prompt=prompts[at], max_tokens=tokens, sampling=sampling)
+            counts[at] = _count(engine, request)
 
-        threads = [threading.Thread(target=consume, args=(at,)) for at in range(streams)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        _at_once([partial(consume, at) for at in range(len(prompts))])
+        return sum(counts)
+
+    def arriving(engine: Engine) -> int:
+        running = text[: len(text) // 2]
+        counts = [0] * (ARRIVING + 1)
+
+        def run(at: int) -> None:
+            counts[at] = _count(engine, GenerationRequest(prompt=running[at:], max_tokens=tokens))
+
+        def arrive() -> None:
+            for at in range(ARRIVING):
+                counts[-1] += _count(engine, GenerationRequest(prompt=long[at:], max_tokens=8))
+
+        _at_once([*(partial(run, at) for at in range(ARRIVING)), arrive])
         return sum(counts)
 
     greedy, sampled = Sampling(), Sampling(temperature=0.7, top_p=0.95)
-    print(f"{folder.name}: prompt {len(prompt)} tokens, {tokens} generated, median of {rounds} rounds")
-    print("streams    bare loop   our engine  ratio  added/token      sampled")
-    with load_engine(folder, cache_bytes=0) as engine:
-        for streams in (1, 8):
-            times: dict[str, list[float]] = {"bare": [], "ours": [], "sampled": []}
-            runs = {
-                "bare": partial(bare, streams),
-                "ours": partial(ours, engine, streams, greedy),
-                "sampled": partial(ours, engine, streams, sampled),
-            }
-            for round_number in range(rounds + 1):
-                for name, run in runs.items():
-                    started = time.perf_counter()
-                    count = run()
-                    if round_number:  # the first round is the warm-up
-                        times[name].append((time.perf_counter() - started) / count)
-            base, own, sampled_time = (statistics.median(times[name]) for name in runs)
-            print(
-                f"{streams:>7} {1 / base:>7.0f} tok/s {1 / own:>6.0f} tok/s {base / own:>6.2f}"
-                f" {(own - base) * 1e6:>9.0f} us {1 / sampled_time:>6.0f} tok/s"
+    print(
+        f"{folder.name}: prompts of {len(text)} tokens, {tokens} generated, medians of {options.rounds} rounds"
+    )
+    print(
+        "                  tokens a second               ours over          added to    sampled\n"
+        "                 bare   plain    ours        bare       plain     bare, us    tokens/s"
+    )
+    with (
+        load_engine(folder, cache_bytes=0) as ours,
+        load_engine(folder, engine="plain") as plain,
+    ):
+        for streams in options.streams:
+            prompts = [text[at:] for at in range(streams)]
+            rates = _rates(
+                {
+                    "bare": partial(bare, prompts),
+                    "plain": partial(replies, plain, prompts, greedy),
+                    "ours": partial(replies, ours, prompts, greedy),
+                    "sampled": partial(replies, ours, prompts, sampled),
+                },
+                options.rounds,
+                now,
             )
+            _print_row(f"{streams} streams", rates)
+        rates = _rates(
+            {"plain": partial(arriving, plain), "ours": partial(arriving, ours)}, options.rounds, now
+        )
+        _print_row("prompts arrive", rates)
     for chunk in (64, 512):
         with load_engine(folder, cache_bytes=0, prefill_chunk=chunk) as engine:
-            steps = [steps_to_first_token(engine, prompt) for _ in range(5)]
+            steps = [steps_to_first_token(engine, text) for _ in range(5)]
         print(
-            f"first token of a {len(prompt)}-token prompt while another decodes, chunk {chunk}: {steps} steps"
+            f"first token of a {len(text)}-token prompt while another decodes, chunk {chunk}: {steps} steps"
         )
+
+
+def _rates(
+    runs: dict[str, Callable[[], int]], rounds: int, now: Callable[[], float]
+) -> dict[str, list[float]]:
+    """Return the tokens a second of each round; each goes first in some round, after one to warm up."""
+    rates: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 1):
+        in_order = [*runs.items()]
+        first = number % len(in_order)
+        for name, run in in_order[first:] + in_order[:first]:
+            started = now()
+            count = run()
+            if number:
+                rates[name].append(count / (now() - started))
+    return rates
+
+
+def _print_row(name: str, rates: dict[str, list[float]]) -> None:
+    medians = {each: statistics.median(values) for each, values in rates.items()}
+    gains = {
+        each: statistics.median(ours / other for ours, other in zip(rates["ours"], rates[each], strict=True))
+        for each in ("bare", "plain")
+        if each in rates
+    }
+    line = f"{name:14}" + "".join(
+        f" {medians[each]:7.0f}" if each in medians else f"{'':8}" for each in ("bare", "plain", "ours")
+    )
+    line += "".join(f"  {gains[each]:10.2f}" if each in gains else f"{'':12}" for each in ("bare", "plain"))
+    if "bare" in medians:
+        line += f"  {(1 / medians['ours'] - 1 / medians['bare']) * 1e6:10.0f}  {medians['sampled']:10.0f}"
+    print(line + ("   less than 15 % over plain" if gains["plain"] < MIN_GAIN else ""), flush=True)
+
+
+def _count(engine: Engine, request: GenerationRequest) -> int:
+    return sum(isinstance(item, TokenDelta) for item in engine.generate(request))
+
+
+def _at_once(calls: Sequence[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def steps_to_first_token(engine: Engine, prompt: list[int]) -> int:

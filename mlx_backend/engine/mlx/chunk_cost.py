@@ -16,6 +16,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import CacheList
 
+from mlx_backend.engine.mlx.mlx_lm_patches import allocated_tokens
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -27,6 +29,13 @@ RUN_OVERHEAD = 64
 """What a run of the network takes apart from its tokens, in tokens that take as long."""
 
 
+MAX_SPARE_TOKENS = 256
+"""The most tokens that fill a chunk up, to save another run and, after a text of a length not seen before, planning.
+
+To plan attention for one more number of keys takes as long as 400 tokens of a prompt (H200).
+"""
+
+
 def padded_sizes(tokens: int) -> list[int]:
     """Return the sizes of the chunks that hold `tokens`, where each has to have one of `PADDED_SIZES`.
 
@@ -34,14 +43,10 @@ def padded_sizes(tokens: int) -> list[int]:
     """
     sizes: list[int] = []
     while tokens > 0:
-        allowed = [size for size in PADDED_SIZES if size <= tokens + RUN_OVERHEAD]
+        allowed = [size for size in PADDED_SIZES if size < tokens + MAX_SPARE_TOKENS]
         sizes.append(next((size for size in allowed if size >= tokens), allowed[-1]))
         tokens -= sizes[-1]
     return sizes
-
-
-GROWTH_TOKENS = 256
-"""Tokens by which mlx-lm's caches grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ class CacheCost:
 
     def __call__(self, tokens: int) -> int:
         """Return the bytes for a number of tokens."""
-        rounded = -(-tokens // GROWTH_TOKENS) * GROWTH_TOKENS
+        rounded = allocated_tokens(tokens)
         return sum(
             layer.constant
             + layer.per_token * (rounded if layer.max_tokens is None else min(rounded, layer.max_tokens))

@@ -24,7 +24,9 @@ from mlx_lm.models.cache import (
 
 from mlx_backend.engine.mlx.arrays import evaluate_async
 from mlx_backend.engine.mlx.mlx_lm_patches import (
+    GrowingKVCache,
     RewindableRotatingKVCache,
+    SharedArrays,
     holds_every_token,
     is_in_order,
     merge_rows,
@@ -77,7 +79,7 @@ def fresh_caches(network: Any, options: EngineOptions) -> LayerCaches:
             )
         return [RotatingKVCache(options.max_kv_size, keep=FIRST_TOKENS_KEPT) for _ in layers]
     if options.kv_bits is None:
-        return layers
+        return list(map(GrowingKVCache.of, layers))
     if other:
         raise EngineError(f"--kv-bits is not possible with this model: its {other} cannot be quantised.")
     return [layer.to_quantized(group_size=options.kv_group_size, bits=options.kv_bits) for layer in layers]
@@ -128,6 +130,8 @@ def alias(layer: Any) -> Any:
     match layer:
         case mx.array():
             return copy.copy(layer)
+        case SharedArrays():
+            return layer.copy()
         case list():
             return [alias(item) for item in layer]
         case tuple():
@@ -170,7 +174,7 @@ def _extract(layer: Any, row: int) -> Any:
         case CacheList():
             return CacheList(*(_extract(each, row) for each in layer.caches))
         case BatchKVCache(keys=None):
-            return KVCache()
+            return GrowingKVCache()
         case BatchRotatingKVCache(keys=None):
             return RotatingKVCache(layer.max_size)
         case ArraysCache() if any(each is None for each in layer.cache):
@@ -189,7 +193,7 @@ def can_rewind(layer: Any) -> bool:
     """Whether the tokens of a step can be taken back from a cache, all but the first."""
     if isinstance(layer, RotatingKVCache):
         return not layer.keep
-    return type(layer) in (KVCache, QuantizedKVCache)
+    return type(layer) in (KVCache, GrowingKVCache, QuantizedKVCache)
 
 
 def can_lengthen(layers: LayerCaches) -> bool:
@@ -243,8 +247,8 @@ def rewind(layers: LayerCaches, count: int) -> None:
 
 
 def rewind_copies(layers: LayerCaches, count: int) -> LayerCaches:
-    """Return copies without the last `count` tokens, which must be fewer than the last step had."""
-    copies = [alias(layer) for layer in layers]
+    """Return copies to read without the last `count` tokens, which must be fewer than the last step had."""
+    copies = [layer.reader() if isinstance(layer, GrowingKVCache) else alias(layer) for layer in layers]
     rewind(copies, count)
     return copies
 
@@ -257,7 +261,7 @@ def compact_copies(layers: LayerCaches) -> LayerCaches:
 def can_cut(layers: LayerCaches) -> bool:
     """Whether all tokens of caches but the first ones can be dropped, however many."""
     return all(
-        type(layer) is KVCache
+        type(layer) in (KVCache, GrowingKVCache)
         or (isinstance(layer, RotatingKVCache) and not layer.keep and holds_every_token(layer))
         for layer in layers
     )
@@ -271,6 +275,11 @@ def cut(layers: LayerCaches, length: int) -> None:
             layer.offset = length
             if isinstance(layer, RotatingKVCache):
                 set_write_index(layer, length)
+
+
+def is_growing(layer: Any) -> bool:
+    """Whether a cache holds all tokens in arrays that prefixes can share."""
+    return isinstance(layer, GrowingKVCache) and not layer.empty()
 
 
 def can_share(layers: LayerCaches) -> bool:

@@ -38,6 +38,11 @@ so that an upgrade is a decision and not an accident.
    no file in a folder with a bracket in its name. What it finds them with, the `glob` of its `utils`, is replaced;
    so is mlx-vlm's, which otherwise loads every safetensors file there is.
 
+8. Keys and values that are shared (`GrowingKVCache`, `SharedArrays`). mlx-lm's `KVCache` grows by 256 tokens, and
+   copies all that it holds each time; so does a write to arrays that a stored prefix refers to. A turn of some hundred
+   tokens after a long context would copy that twice. Here both the cache that appends and the stored prefixes refer
+   to one object that holds the arrays, so that appending writes in place; and room grows with the length.
+
 One more thing rests on mlx-lm's sources and is in `KNOWN_SOURCES` too: how the cache classes behave. All their state is
 in instance attributes, `merge`, `extract`, `filter` and `extend` make batches and take them apart, and
 `save_prompt_cache` lays files out in a certain way.
@@ -45,6 +50,7 @@ in instance attributes, `merge`, `extract`, `filter` and `extend` make batches a
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import importlib
@@ -443,11 +449,10 @@ class MergedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-lm has no types
 
     def extract(self, idx: int) -> Any:
         """Return a row's cache, of the model's own kind."""
-        own = KVCache()
-        if self.keys is not None:
-            own.keys, own.values = _row(self, idx, self._paddings[idx], self._idx)
-            own.offset = self._idx - self._paddings[idx]
-        return own
+        if self.keys is None:
+            return GrowingKVCache()
+        arrays = SharedArrays(*_row(self, idx, self._paddings[idx], self._idx))
+        return GrowingKVCache(arrays, self._idx - self._paddings[idx])
 
 
 class MergedRotatingKVCache(BatchRotatingKVCache):  # type: ignore[misc]  # as above
@@ -526,6 +531,125 @@ def merge_rows(caches: Sequence[Any]) -> Any:
         case RotatingKVCache():
             return MergedRotatingKVCache.merge(caches)
     return caches[0].merge(list(caches))
+
+
+# -- 8. keys and values that are shared -------------------------------------------------------------------------
+
+GROWTH_TOKENS = 256
+"""The least number of tokens by which caches grow, as in mlx-lm."""
+
+
+def allocated_tokens(tokens: int) -> int:
+    """Return for how many tokens a cache that holds so many has room: up to an eighth more.
+
+    To grow copies all, so that happens ever more rarely. There are few such numbers, as MLX's CUDA backend wants: it
+    prepares for each number of keys.
+    """
+    step = max(GROWTH_TOKENS, 1 << max(0, tokens.bit_length() - 4))
+    return -(-tokens // step) * step
+
+
+class SharedArrays:
+    """One layer's keys and values, which one cache appends to while stored prefixes refer to their first tokens."""
+
+    __slots__ = ("keys", "values")
+
+    def __init__(self, keys: Any = None, values: Any = None) -> None:
+        self.keys = keys
+        self.values = values
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of both, room for more tokens included."""
+        return 0 if self.keys is None else int(self.keys.nbytes + self.values.nbytes)
+
+    @property
+    def room(self) -> int:
+        """For how many tokens there is room."""
+        return 0 if self.keys is None else int(self.keys.shape[2])
+
+    def copy(self) -> SharedArrays:
+        """Return arrays with the same contents, which are copied when either is written to."""
+        return SharedArrays(copy.copy(self.keys), copy.copy(self.values))
+
+    def part(self, start: int, end: int) -> SharedArrays:
+        """Return those of some tokens as slices: of what is here now, whatever is written later."""
+        return SharedArrays(self.keys[..., start:end, :], self.values[..., start:end, :])
+
+    def write(self, start: int, keys: mx.array, values: mx.array) -> None:
+        """Write the keys and values of tokens from position `start`: in place, if nothing refers to the arrays."""
+        end = start + keys.shape[2]
+        if end > self.room:
+            more = allocated_tokens(end) - self.room
+            self.keys, self.values = (
+                _lengthened(self.keys, keys, more),
+                _lengthened(self.values, values, more),
+            )
+        self.keys[..., start:end, :] = keys
+        self.values[..., start:end, :] = values
+
+
+def _lengthened(held: mx.array | None, like: mx.array, more: int) -> mx.array:
+    rows, heads, _, size = like.shape
+    zeros = mx.zeros((rows, heads, more, size), like.dtype)
+    return zeros if held is None else mx.concatenate([held, zeros], axis=2)
+
+
+class AppendLease:
+    """Lives as long as a cache that may write to its arrays."""
+
+
+class GrowingKVCache(KVCache):  # type: ignore[misc]  # as above
+    """A cache of all tokens, whose arrays stored prefixes may share, and with room in proportion to its length."""
+
+    offset: int
+
+    def __init__(
+        self, arrays: SharedArrays | None = None, offset: int = 0, lease: AppendLease | None = None
+    ) -> None:
+        self.arrays = arrays or SharedArrays()
+        self.offset = offset
+        self.lease = lease or AppendLease()
+
+    @classmethod
+    def of(cls, layer: Any) -> Any:
+        """Return such a cache with the same contents, or the layer itself if it is not one of all tokens."""
+        if type(layer) is not KVCache:
+            return layer
+        return cls(SharedArrays(layer.keys, layer.values), layer.offset)
+
+    @property
+    def keys(self) -> Any:
+        """The keys, and room for more."""
+        return self.arrays.keys
+
+    @keys.setter
+    def keys(self, keys: mx.array | None) -> None:
+        self.arrays = SharedArrays(keys, self.arrays.values)
+
+    @property
+    def values(self) -> Any:
+        """The values, and room for more."""
+        return self.arrays.values
+
+    @values.setter
+    def values(self, values: mx.array | None) -> None:
+        self.arrays = SharedArrays(self.arrays.keys, values)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the tokens that it holds."""
+        return self.arrays.nbytes * self.offset // max(1, self.arrays.room)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
+        """Append keys and values; return all."""
+        self.arrays.write(self.offset, keys, values)
+        self.offset += keys.shape[2]
+        return self.keys_and_values()
+
+    def reader(self) -> GrowingKVCache:
+        """Return a cache on the same arrays, for which nothing is copied and which must not be written to."""
+        return GrowingKVCache(self.arrays, self.offset, self.lease)
 
 
 # -- 6. what mlx-lm's tokenizer wraps ---------------------------------------------------------------------------

@@ -4,12 +4,15 @@ The KV cache of a model with sliding windows (gpt-oss) cannot be cut back to an 
 a window, so caches are stored as they stood at a checkpoint: the end of the system part, of the history, of the prompt,
 of the answer. The longest cached prefix of a prompt is reused. Where caches can be cut (models that attend to
 everything, and texts that are shorter than the windows) that may be a part of a longer one, such as the instructions
-that a classifier's prompts begin with. What is cached is never changed: a sequence that reuses it gets arrays that are
-copied when they are first written to.
+that a classifier's prompts begin with.
 
-Checkpoints of one conversation share what they have in common. Layers that hold every token are stored once, in the
-longest checkpoint; the others have only their sliding windows to themselves, and what they share is sliced out of the
-longest when it is asked for. So a conversation's next checkpoint costs the same however many there are before it.
+Checkpoints of one conversation share what they have in common, and share it with the sequence that goes on from them. A
+`_Trunk` holds the keys and values of a text's tokens in the layers that keep all of them; a checkpoint is how much of
+that is its own, and its sliding windows. One sequence at a time appends to a trunk, in place: neither its turn nor the
+checkpoints in it copy what is there, however long that is. Where it appends, nothing of a checkpoint may be left: a few
+tokens of other checkpoints, such as those of a reply that the client did not send back, are moved out of the trunk
+before, into tails. If those are many, or another sequence appends already, the sequence gets a copy instead. The copy
+is made when it is first written to.
 
 The bytes are bounded. Eviction follows GreedyDual-Size (Cao and Irani 1997): what saves least for its size goes
 first. A checkpoint saves the tokens that would have to be prefilled again; if there is a shorter one before it, only
@@ -26,15 +29,16 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from weakref import ReferenceType, ref
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache
 
 from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.device.memory import format_bytes
 from mlx_backend.engine.mlx.arrays import evaluate_async
 from mlx_backend.engine.mlx.kv_cache import (
+    MAX_SLACK,
     TOKEN_BYTES,
     LayerCaches,
     alias,
@@ -43,11 +47,12 @@ from mlx_backend.engine.mlx.kv_cache import (
     can_share,
     compact_copies,
     hidden_bytes,
-    keep_slice,
+    is_growing,
     rewind_copies,
     shared_copies,
 )
 from mlx_backend.engine.mlx.kv_cache import cut as cut_layers
+from mlx_backend.engine.mlx.mlx_lm_patches import AppendLease, GrowingKVCache
 from mlx_backend.engine.mlx.vision.image_memory import FeatureCache
 
 if TYPE_CHECKING:
@@ -56,6 +61,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.kv_cache_budget import KVCacheBudget
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
+    from mlx_backend.engine.mlx.mlx_lm_patches import SharedArrays
     from mlx_backend.engine.mlx.sequences import DecodingSequence
     from mlx_backend.engine.mlx.vision.tower import Vision
 
@@ -69,30 +75,73 @@ To take it costs some operations for each layer.
 
 
 @dataclass(slots=True, eq=False)
-class _Branch:
-    """A prefix that holds layers whole, and all that begin it, which hold only what those cannot be cut to."""
+class _Trunk:
+    """The keys and values of a text, `tokens`, by the numbers of the layers; and the prefixes that begin with them.
 
-    owner: _CachedPrefix
-    views: list[_CachedPrefix] = field(default_factory=list)
+    While a sequence appends to them they are part of its own memory, and not counted here; `lease` then refers to
+    something that lives as long as its caches.
+    """
+
+    adapter: str
+    tokens: bytes
+    arrays: dict[int, SharedArrays]
+    lease: ReferenceType[AppendLease] | None = None
+    counted: int = 0  # bytes
+    prefixes: list[_CachedPrefix] = field(default_factory=list)  # by how much of it they need, ascending
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a sequence may append to it."""
+        return self.lease is not None and self.lease() is not None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the arrays."""
+        return _nbytes(self.arrays)
+
+    @property
+    def needed(self) -> int:
+        """How many of its tokens some prefix needs."""
+        return self.prefixes[-1].in_trunk if self.prefixes else 0
+
+    def add(self, prefixes: Sequence[_CachedPrefix]) -> None:
+        """Add prefixes that begin with its tokens, in the same order."""
+        in_order = self.needed <= prefixes[0].in_trunk
+        self.prefixes += prefixes
+        if not in_order:
+            self.sort()
+
+    def sort(self) -> None:
+        """Bring its prefixes into their order."""
+        self.prefixes.sort(key=lambda each: each.in_trunk)
 
 
 @dataclass(slots=True, eq=False)
 class _CachedPrefix:
+    """A prefix: `in_trunk` of its tokens are in the trunk, and those after them are in `tails`.
+
+    `layers` are those of other kinds than a trunk's, and None for those.
+    """
+
     adapter: str
     tokens: bytes
     layers: LayerCaches
     own_bytes: int  # that no other entry holds
+    trunk: _Trunk
+    in_trunk: int
+    tails: dict[int, SharedArrays] = field(default_factory=dict)
     priority: float = 0.0
     last_used: int = 0  # counted in uses of any entry
-    branch: _Branch = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.branch = _Branch(self)
 
     @property
-    def is_view(self) -> bool:
-        """Whether a longer one holds what its own shareable layers lack."""
-        return self.branch.owner is not self
+    def length(self) -> int:
+        """Its number of tokens."""
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def own_layers(self) -> LayerCaches:
+        """The layers that it has to itself."""
+        return [layer for layer in self.layers if layer is not None]
 
 
 class PrefixCache:
@@ -108,13 +157,17 @@ class PrefixCache:
         self._entries: dict[tuple[str, bytes], _CachedPrefix] = {}
         # The tokens of each adapter's entries; a prefix sorts before what it begins.
         self._sorted: dict[str, list[bytes]] = {}
+        # By their first arrays' ids.
+        self._trunks: dict[int, _Trunk] = {}
+        self._live: list[_Trunk] = []
         self._nbytes = 0
         self._age = 0.0
         self._uses = 0
 
     @property
     def nbytes(self) -> int:
-        """How many bytes are cached."""
+        """How many bytes are cached, apart from those that running sequences go on with."""
+        self._count_released()
         return self._nbytes
 
     @property
@@ -136,10 +189,7 @@ class PrefixCache:
         if entry is None:
             return 0, None
         self._touch(entry)
-        layers = _whole_layers(entry, entry.branch.owner)
-        if length * TOKEN_BYTES < len(entry.tokens):
-            cut_layers(layers, length)
-        return length, layers
+        return length, self._continued(entry, length)
 
     def covered_tokens(self, prompt: Sequence[int] | bytes, adapter: str = "", *, cut: bool = False) -> int:
         """Return how many tokens of the prompt, all but its last, are cached; not counted as use."""
@@ -163,37 +213,36 @@ class PrefixCache:
     ) -> bool:
         """Cache a prefix with its caches as they are now; False if they alone are too large.
 
-        With `share` the arrays of these caches are used, where that is possible, and not copied; the last step had
-        `others` tokens next to the prefix's. `compact` has to be called when the caches are gone.
+        Keys and values of all tokens (GrowingKVCache) are used as they are, and not copied. With `share` so are the
+        windows, where that is possible; the last step had `others` tokens next to the prefix's. `compact` has to be
+        called when the caches are gone.
         """
         key = as_bytes(tokens)
         if self.has(key, adapter):
             return True
         if not self.enabled:
             return False
+        growing = {at: layer for at, layer in enumerate(layers) if is_growing(layer)}
+        own = [layer for at, layer in enumerate(layers) if at not in growing]
         hidden = 0
-        if share and can_share(layers):
-            hidden = hidden_bytes(layers, others)
-            layers = shared_copies(layers, others)
+        if share and can_share(own):
+            hidden = hidden_bytes(own, others)
+            own = shared_copies(own, others)
         else:
-            layers = compact_copies(layers)
+            own = compact_copies(own)
             # Computed from now on, or they would hold on to all that they are still to be computed from.
-            evaluate_async([layer.state for layer in layers])
-        size = sum(layer.nbytes for layer in layers) + hidden
-        if size > self.max_bytes:
+            evaluate_async([layer.state for layer in [*own, *growing.values()]])
+        size = sum(layer.nbytes for layer in own) + hidden
+        if size + sum(layer.nbytes for layer in growing.values()) > self.max_bytes:
             return False
-        entry = _CachedPrefix(adapter, key, layers, size)
-        longer = self._find_longer_owner(adapter, key)
-        if longer is not None:
-            _share(entry, longer)
-        # Whatever is still shorter begins this one, and so shares already.
-        shorter = self._find_longest(adapter, key)
-        if shorter is not None and not shorter.is_view:
-            self._nbytes -= _share(shorter, longer or entry)
-            self._touch(shorter)
+        trunk = self._trunk_for(adapter, key, growing)
+        copies = iter(own)
+        held = [None if at in growing else next(copies) for at in range(len(layers))]
+        entry = _CachedPrefix(adapter, key, held, size, trunk, len(key) // TOKEN_BYTES)
+        trunk.add([entry])
         self._entries[adapter, key] = entry
         insort(self._sorted.setdefault(adapter, []), key)
-        self._nbytes += entry.own_bytes
+        self._nbytes += size
         self._touch(entry)
         self.evict_to(self.max_bytes)
         return (adapter, key) in self._entries
@@ -203,12 +252,14 @@ class PrefixCache:
         entry = self._entries.get((adapter, as_bytes(tokens)))
         if entry is None:
             return
-        layers = compact_copies(entry.layers)
+        before = entry.own_layers
+        layers = compact_copies(before)
         evaluate_async([layer.state for layer in layers])
-        saved = entry.own_bytes - sum(layer.nbytes for layer in layers)
-        entry.layers = layers
-        entry.own_bytes -= saved
-        self._nbytes -= saved
+        copies = iter(layers)
+        entry.layers = [None if layer is None else next(copies) for layer in entry.layers]
+        held = sum(layer.nbytes for layer in layers) + _nbytes(entry.tails)
+        self._nbytes -= entry.own_bytes - held
+        entry.own_bytes = held
         self._touch(entry)  # it saves as much for fewer bytes
 
     def evict_to(self, max_bytes: int) -> None:
@@ -216,17 +267,19 @@ class PrefixCache:
 
         Never raises, unless the cache is `shared`: what cannot be copied when another lets go of it is evicted too.
         """
-        while self._nbytes > max_bytes and self._entries:
+        while self.nbytes > max_bytes and self._entries:
             least = min(self._entries.values(), key=lambda entry: (entry.priority, entry.last_used))
             self._age = max(self._age, least.priority)
             self._evict(least)
 
     def clear(self) -> None:
         """Drop everything, and at once: entries that refer to each other would wait for the garbage collector."""
-        for entry in self._entries.values():
-            del entry.branch
+        for trunk in self._trunks.values():
+            trunk.prefixes.clear()
         self._entries.clear()
         self._sorted.clear()
+        self._trunks.clear()
+        self._live.clear()
         self._nbytes = 0
         self._age = 0.0
 
@@ -264,118 +317,195 @@ class PrefixCache:
             return entry, length
         other: _CachedPrefix | None = self._entries[adapter, near]
         while other is not None and len(other.tokens) > common * TOKEN_BYTES:
-            if can_cut(other.layers):
+            if can_cut(other.own_layers):
                 return other, common
             other = self._find_longest(adapter, near, below=len(other.tokens))  # as before a reply
         return entry, length
-
-    def _find_longer_owner(self, adapter: str, tokens: bytes) -> _CachedPrefix | None:
-        """Find an entry that is longer than `tokens`, starts with them, and owns its layers."""
-        ordered = self._sorted.get(adapter, [])
-        at = bisect_right(ordered, tokens)  # whatever starts with them comes next
-        if at == len(ordered) or not ordered[at].startswith(tokens):
-            return None
-        return self._entries[adapter, ordered[at]].branch.owner  # which starts with what it owns
 
     def _touch(self, entry: _CachedPrefix) -> None:
         """Count a use of an entry and set its priority anew."""
         before = self._find_longest(entry.adapter, entry.tokens, below=len(entry.tokens))
         saved = (len(entry.tokens) - (len(before.tokens) if before else 0)) // TOKEN_BYTES
-        entry.priority = self._age + saved / max(1, entry.own_bytes)
+        trunk = entry.trunk
+        nbytes = entry.own_bytes + (trunk.counted if trunk.prefixes[-1] is entry else 0)
+        entry.priority = self._age + saved / max(1, nbytes)
         self._uses += 1
         entry.last_used = self._uses
 
     def _evict(self, entry: _CachedPrefix) -> None:
-        branch = entry.branch
         self._forget(entry)
-        if entry is not branch.owner:
-            branch.views.remove(entry)
-        elif branch.views:
-            self._bequeath(branch)
+        if not entry.trunk.is_live:
+            self._fit(entry.trunk)
 
     def _forget(self, entry: _CachedPrefix) -> None:
         del self._entries[entry.adapter, entry.tokens]
         ordered = self._sorted[entry.adapter]
         del ordered[bisect_left(ordered, entry.tokens)]
         self._nbytes -= entry.own_bytes
-        del entry.branch  # a circle of references would wait for the garbage collector
+        entry.trunk.prefixes.remove(entry)  # a circle of references would wait for the garbage collector
 
-    def _bequeath(self, branch: _Branch) -> None:
-        """Give the views of an evicted owner another: one of another branch, or the longest of them.
+    # -- trunks ----------------------------------------------------------------------------------------------
 
-        Where that cannot be given a copy of what it shared, all of them are evicted with their owner.
+    def _trunk_for(self, adapter: str, tokens: bytes, layers: dict[int, GrowingKVCache]) -> _Trunk:
+        """Return the trunk of a prefix: that of its layers, one that has its tokens, or a new one."""
+        first = next(iter(layers.values()), None)
+        trunk = self._trunks.get(id(first.arrays)) if first is not None else None
+        if trunk is not None:
+            if len(tokens) > len(trunk.tokens):
+                trunk.tokens = tokens
+            return trunk
+        trunk = self._trunk_with(adapter, tokens)
+        if trunk is not None and first is not None:
+            return trunk
+        shorter = self._find_longest(adapter, tokens)
+        trunk = _Trunk(adapter, tokens, {at: layer.arrays for at, layer in layers.items()})
+        if first is not None:
+            self._trunks[id(first.arrays)] = trunk
+            self._hold(trunk, first.lease)
+            if shorter is not None and not shorter.trunk.is_live:
+                self._absorb(shorter.trunk)
+        return trunk
+
+    def _trunk_with(self, adapter: str, tokens: bytes, other: _Trunk | None = None) -> _Trunk | None:
+        """Find a trunk that begins with these tokens, and is not the `other`."""
+        return next(
+            (
+                each
+                for each in self._trunks.values()
+                if each is not other and each.adapter == adapter and each.tokens.startswith(tokens)
+            ),
+            None,
+        )
+
+    def _hold(self, trunk: _Trunk, lease: AppendLease) -> None:
+        """Note that a sequence may append to a trunk as long as its lease lives."""
+        if trunk not in self._live:
+            self._live.append(trunk)
+        trunk.lease = ref(lease)
+        self._count(trunk, 0)
+
+    def _count_released(self) -> None:
+        """Count the trunks to which no sequence appends any more, without the room that they left."""
+        for trunk in [each for each in self._live if not each.is_live]:
+            self._live.remove(trunk)
+            self._fit(trunk, slack=MAX_SLACK)
+
+    def _count(self, trunk: _Trunk, nbytes: int) -> None:
+        self._nbytes += nbytes - trunk.counted
+        trunk.counted = nbytes
+
+    def _fit(self, trunk: _Trunk, *, slack: float = 1.0) -> None:
+        """Have a trunk hold no more than its prefixes need, or `slack` times that.
+
+        Where that cannot be copied all of them are evicted.
         """
-        heir = max(branch.views, key=lambda view: len(view.tokens))
-        longer = self._find_longer_owner(heir.adapter, heir.tokens)
-        if longer is not None:
-            _move(branch.views, longer.branch)
-        else:
-            try:
-                copied = _take_over(heir, branch.owner)
-            except Exception as error:
-                # As text: an exception holds on to all that its frames do.
-                log.warning("%d cached prefixes could not be copied: %s", len(branch.views), repr(error))
-                for view in branch.views:
-                    self._forget(view)
-                if self.shared:
-                    raise
-                return
-            self._nbytes += copied
-            branch.owner = heir
-            branch.views.remove(heir)
-        self._touch(heir)
+        needed = trunk.needed
+        if not needed:
+            self._drop(trunk)
+            return
+        if self._absorb(trunk):
+            return
+        trunk.tokens = trunk.tokens[: needed * TOKEN_BYTES]
+        try:
+            if any(each.room > slack * needed for each in trunk.arrays.values()):
+                parts = {at: each.part(0, needed) for at, each in trunk.arrays.items()}
+                own_memory(parts)
+                mx.eval([[part.keys, part.values] for part in parts.values()])
+                for at, part in parts.items():
+                    trunk.arrays[at].keys, trunk.arrays[at].values = part.keys, part.values
+        except Exception as error:
+            # As text: an exception holds on to all that its frames do.
+            log.warning("%d cached prefixes could not be copied: %s", len(trunk.prefixes), repr(error))
+            for each in list(trunk.prefixes):
+                self._forget(each)
+            self._drop(trunk)
+            if self.shared:
+                raise
+            return
+        self._count(trunk, trunk.nbytes)
+        self._touch(trunk.prefixes[-1])
+
+    def _absorb(self, trunk: _Trunk) -> bool:
+        """Move a trunk's prefixes to another that has all that they need of it; return whether there is one."""
+        needed = trunk.tokens[: trunk.needed * TOKEN_BYTES]
+        other = self._trunk_with(trunk.adapter, needed, trunk)
+        if other is None:
+            return False
+        for each in trunk.prefixes:
+            each.trunk = other
+        other.add(trunk.prefixes)
+        trunk.prefixes.clear()
+        self._drop(trunk)
+        return True
+
+    def _drop(self, trunk: _Trunk) -> None:
+        self._count(trunk, 0)
+        first = next(iter(trunk.arrays.values()), None)
+        self._trunks.pop(id(first), None)
+        if trunk in self._live:
+            self._live.remove(trunk)
+
+    def _continued(self, entry: _CachedPrefix, length: int) -> LayerCaches:
+        """Return caches of an entry's first tokens that the caller may append to."""
+        layers = [None if layer is None else alias(layer) for layer in entry.layers]
+        if length < entry.length:
+            cut_layers([layer for layer in layers if layer is not None], length)
+        trunk, start, lease = entry.trunk, min(entry.in_trunk, length), AppendLease()
+        is_taken = self._take_over(trunk, start)
+        for at, arrays in trunk.arrays.items():
+            layer = GrowingKVCache(arrays if is_taken else arrays.part(0, start), start, lease)
+            if length > start:
+                tail = entry.tails[at].part(0, length - start)
+                layer.update_and_fetch(tail.keys, tail.values)
+            layers[at] = layer
+        if is_taken:
+            self._hold(trunk, lease)
+            if length == entry.length and entry.tails:  # they are in the trunk again
+                self._set_tails(entry, length, {})
+                trunk.tokens = entry.tokens
+                trunk.sort()
+        return layers
+
+    def _take_over(self, trunk: _Trunk, start: int) -> bool:
+        """Have nothing of any prefix in a trunk after `start`, if that is little; return whether to append there."""
+        if trunk.is_live or not trunk.arrays:
+            return False
+        beyond = [each for each in trunk.prefixes if each.in_trunk > start]
+        if sum(each.in_trunk - start for each in beyond) > (MAX_SLACK - 1) * start:
+            return False
+        tails = [_tails_from(each, start) for each in beyond]
+        evaluate_async([[part.keys, part.values] for parts in tails for part in parts.values()])
+        for each, parts in zip(beyond, tails, strict=True):
+            self._set_tails(each, start, parts)
+        trunk.tokens = trunk.tokens[: start * TOKEN_BYTES]
+        return True
+
+    def _set_tails(self, entry: _CachedPrefix, in_trunk: int, tails: dict[int, SharedArrays]) -> None:
+        added = _nbytes(tails) - _nbytes(entry.tails)
+        entry.in_trunk, entry.tails = in_trunk, tails
+        entry.own_bytes += added
+        self._nbytes += added
 
 
-def _take_over(heir: _CachedPrefix, owner: _CachedPrefix) -> int:
-    """Give an entry copies of what it shared with its owner; return their bytes. If that raises, it is as it was."""
-    layers, copied = _whole_layers(heir, owner), 0
-    for layer, before in zip(layers, owner.layers, strict=True):
-        if _is_shareable(layer, before):
-            keep_slice(layer, slice(None))  # a copy
-            copied += layer.nbytes
-    mx.eval([layer.state for layer in layers])
-    heir.layers = layers
-    heir.own_bytes += copied
-    return copied
+def _nbytes(parts: dict[int, SharedArrays]) -> int:
+    return sum(part.nbytes for part in parts.values())
 
 
-def _share(entry: _CachedPrefix, longer: _CachedPrefix) -> int:
-    """Have an entry, and its views, take from a longer one what that has too; return the bytes that are freed."""
-    freed = 0
-    for mine, theirs in zip(entry.layers, longer.layers, strict=True):
-        if _is_shareable(mine, theirs):
-            freed += mine.nbytes  # the room for growth after its tokens included
-            mine.keys = mine.values = None
-    entry.own_bytes -= freed
-    if longer.branch.views:
-        _move([entry, *entry.branch.views], longer.branch)
-    else:  # however many views there are
-        entry.branch.owner = longer
-        entry.branch.views.append(entry)
-        longer.branch = entry.branch
-    return freed
+def _tails_from(entry: _CachedPrefix, start: int) -> dict[int, SharedArrays]:
+    """Return copies of what an entry has after `start`, which is in its trunk."""
+    parts = {at: arrays.part(start, entry.in_trunk) for at, arrays in entry.trunk.arrays.items()}
+    for at, tail in entry.tails.items():
+        part = parts[at]
+        part.keys = mx.concatenate([part.keys, tail.keys], axis=2)
+        part.values = mx.concatenate([part.values, tail.values], axis=2)
+    return own_memory(parts)
 
 
-def _move(entries: Sequence[_CachedPrefix], branch: _Branch) -> None:
-    for entry in entries:
-        entry.branch = branch
-        branch.views.append(entry)
-
-
-def _whole_layers(entry: _CachedPrefix, owner: _CachedPrefix) -> LayerCaches:
-    """Return copies of an entry's layers, with what its owner holds of them."""
-    layers = [alias(layer) for layer in entry.layers]
-    for mine, theirs in zip(layers, owner.layers, strict=True):
-        if type(mine) is KVCache and mine.keys is None and theirs.keys is not None:
-            mine.keys = theirs.keys[..., : mine.offset, :]
-            mine.values = theirs.values[..., : mine.offset, :]
-    return layers
-
-
-def _is_shareable(mine: Any, theirs: Any) -> bool:
-    """Whether a layer's cache can be shared in part. A layer without attention (Nemotron NAS has some) fills none."""
-    are_plain = type(mine) is KVCache and type(theirs) is KVCache
-    return are_plain and mine.keys is not None and theirs.keys is not None
+def own_memory(parts: dict[int, SharedArrays]) -> dict[int, SharedArrays]:
+    """Have slices hold only what they show."""
+    for part in parts.values():
+        part.keys, part.values = mx.contiguous(part.keys), mx.contiguous(part.values)
+    return parts
 
 
 FEATURES_SHARE = 0.125
@@ -424,8 +554,8 @@ class PrefixStore:
             if self._disk is not None and sequence.adapter == self._disk_adapter:
                 stored = self._disk.find_longest(tokens, beyond=length)
                 if stored is not None and (loaded := self._disk.read(stored)) is not None:
-                    length, layers = stored.length, loaded
-                    self.store(sequence, length, loaded)
+                    length, layers = stored.length, list(map(GrowingKVCache.of, loaded))
+                    self.store(sequence, length, layers)
             if length == len(sequence.tokens) and layers is not None:
                 # A warm-up, of which nothing is left to prefill.
                 self.store(sequence, length, layers, persist=self._is_worth_disk(sequence.request, length))
@@ -478,7 +608,8 @@ class PrefixStore:
     ) -> None:
         share = False
         if others is not None:
-            size = sum(layer.nbytes for layer in layers) + hidden_bytes(layers, others)
+            own = [layer for layer in layers if not is_growing(layer)]
+            size = sum(layer.nbytes for layer in own) + hidden_bytes(own, others)
             share = self.prefixes.nbytes + size <= self._room()
         if not self.prefixes.insert(tokens, layers, sequence.adapter, share=share, others=others or 0):
             self._note_too_large(len(tokens) // TOKEN_BYTES, layers)
@@ -545,7 +676,8 @@ class PrefixStore:
         return min(self.prefixes.max_bytes, room)
 
     def report_usage(self) -> None:
-        """Tell the memory budget how much all this takes."""
+        """Tell the memory budget how much all this takes, and evict what is too much of it."""
+        self.prefixes.evict_to(self.prefixes.max_bytes)  # sequences may have left their caches
         self._cache_budget.set_prefix_bytes(self.prefixes.nbytes + self._features.nbytes)
 
     def _is_worth_disk(self, request: GenerationRequest, position: int) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache
 
 from mlx_backend.engine.mlx.kv_cache import alias, can_rewind, rewind
+from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache
 
 if TYPE_CHECKING:
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
@@ -70,7 +71,7 @@ def _is_trimmable(layer: Any) -> bool:
     """Whether all tokens of a run can be trimmed, including the first."""
     if isinstance(layer, CacheList):
         return all(_is_trimmable(each) for each in layer.caches)
-    return type(layer) in (KVCache, QuantizedKVCache)
+    return type(layer) in (KVCache, GrowingKVCache, QuantizedKVCache)
 
 
 def _held(layer: Any) -> LayerCaches:

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from drafting import FoundReply, generate, loaded_batch
 from engine_models import write_model, write_qwen
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlx_backend.engine.base import GenerationRequest, Sampling
@@ -17,7 +17,7 @@ from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_caches import BatchCaches, CacheError
 from mlx_backend.engine.mlx.kv_cache import LayerCaches
-from mlx_backend.engine.mlx.mlx_lm_patches import MergedKVCache, patch_for_packing
+from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache, MergedKVCache, patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import run_packed
 
 LONG = 40  # tokens, from which a row is not merged here
@@ -120,7 +120,7 @@ def test_a_row_that_becomes_too_long_gets_caches_of_its_own(network: Any) -> Non
     assert merged_rows(caches) == 3, "as long as allowed"
     caches.separate_long(lengths)
     assert merged_rows(caches) == 2
-    assert all(type(layer) in (KVCache, RotatingKVCache) for layer in caches.extract(1))
+    assert all(type(layer) in (GrowingKVCache, RotatingKVCache) for layer in caches.extract(1))
     for step in range(3):
         check_step(network, caches, rows, alone, 30 + step)
 

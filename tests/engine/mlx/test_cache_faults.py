@@ -50,7 +50,7 @@ class Faults:
                     patched.setattr(
                         kind, operation, classmethod(wrapped) if isinstance(own, classmethod) else wrapped
                     )
-        for module, operation in ((prefix_cache, "keep_slice"), (kv_cache, "_compact")):
+        for module, operation in ((prefix_cache, "own_memory"), (kv_cache, "_compact")):
             patched.setattr(module, operation, self._wrap(getattr(module, operation), operation))
         networks = batch.runtime.networks.by_adapter
         patched.setitem(networks, "", RefusingNetwork(networks[""], self))
@@ -112,7 +112,8 @@ class Case:
             assert (mine.tokens, mine.error) == (wanted, None)
         assert not batch._decoders
         assert not batch._preempted
-        assert prefixes.nbytes == sum(entry.own_bytes for entry in prefixes._entries.values())
+        counted = [entry.own_bytes for entry in prefixes._entries.values()]
+        assert prefixes.nbytes == sum(counted) + sum(each.counted for each in prefixes._trunks.values())
         batch.runtime.prefix_store.report_usage()
         assert batch.runtime.cache_budget.used == 0
 
@@ -162,12 +163,12 @@ def _requests() -> list[GenerationRequest]:
     return found
 
 
-@pytest.mark.parametrize("operation", [*OPERATIONS, "run", "keep_slice", "_compact"])
+@pytest.mark.parametrize("operation", [*OPERATIONS, "run", "own_memory", "_compact"])
 def test_whatever_is_refused_changes_no_reply(
     case: Case, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not (calls := case.calls[operation]):
-        assert operation == "keep_slice"  # only layers that hold every token are shared
+        assert operation in ("own_memory", "_compact")  # of layers that hold every token, and of others
         return
     faults = Faults(monkeypatch, case.batch)
     for place in (random.Random(operation).randint(1, calls), None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from drafting import generate, loaded_batch
 from engine_models import WrappedNetwork, write_mamba, write_model
@@ -102,6 +103,41 @@ def test_prompts_that_begin_alike_share_that_beginning_where_caches_can_be_cut(
                 )
 
 
+@pytest.mark.parametrize("name", ["windowed", "qwen"])
+def test_a_turn_is_appended_to_what_is_cached_of_its_conversation_and_copies_nothing_of_it(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    """Whether the client sends the reply before it back or not; of two at once, one is given a copy."""
+    model: Path = request.getfixturevalue(name)
+    start = [20 + at % 97 for at in range(1030)]
+
+    def asked(*tokens: int) -> GenerationRequest:
+        prompt = [*start, *tokens]
+        return GenerationRequest(prompt=prompt, max_tokens=12, checkpoints=(len(prompt) - 3,))
+
+    def places() -> set[int]:
+        trunks = batch.runtime.prefix_store.prefixes._trunks.values()
+        return {np.asarray(each.keys).ctypes.data for trunk in trunks for each in trunk.arrays.values()}
+
+    with (
+        loaded_batch(model, cache_bytes=0) as cold,
+        loaded_batch(model, cache_bytes=1 << 30) as batch,
+    ):
+        [first] = generate(batch, [asked()])
+        before = places()
+        for turns in (
+            [asked(200, 201, 202)],
+            [asked(*first.tokens, 203)],
+            [asked(200, 201, 202, 204)],
+            [asked(*first.tokens, 203), asked(205)],
+            [asked(*first.tokens, 203, 206)],
+        ):
+            found, expected = generate(batch, turns), [generate(cold, [each])[0] for each in turns]
+            assert [each.tokens for each in found] == [each.tokens for each in expected]
+            if len(turns) == 1 and turns[0].prompt[-1] != 206:
+                assert places() == before
+
+
 def test_a_warm_up_that_another_prompt_has_begun_with_is_stored_all_the_same(
     qwen: Path, tmp_path: Path
 ) -> None:
@@ -159,17 +195,23 @@ def test_they_are_stored_without_a_copy_and_take_no_more_memory_once_the_reply_i
 def test_where_memory_is_short_they_take_no_more_than_they_have_to_at_once(
     windowed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The windows of the last one are copied: as slices they would hold on to other tokens of the chunk."""
+    copies: list[Any] = []
+
+    def counted(*arguments: Any) -> None:
+        copies.append(arguments)
+        keep_slice(*arguments)
+
+    monkeypatch.setattr(kv_cache, "keep_slice", counted)
     asked = GenerationRequest(prompt=PROMPT[:27], max_tokens=8, checkpoints=(17, 25))
-    stored = []
-    for share in (True, False):
-        monkeypatch.setattr(prefix_cache, "can_share", can_share if share else lambda _: False)
-        with loaded_batch(windowed, cache_bytes=80_000) as batch:
+    for room, is_copied in ((80_000, False), (41_000, True)):
+        with loaded_batch(windowed, cache_bytes=room) as batch:
             batch.insert(0, asked)
             list(batch.step())
             prefixes = batch.runtime.prefix_store.prefixes
-            stored.append((prefixes.nbytes, len(prefixes)))
-    assert stored[0] == stored[1]
-    assert stored[0][1] == 3
+            assert len(prefixes) == 3
+            assert prefixes.nbytes <= room
+            assert bool(copies) == is_copied
 
 
 def test_where_they_cannot_each_is_a_run_so_none_is_close_behind_another(tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ from tolerances import held_memory
 from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.engine.mlx.arrays import as_floats
 from mlx_backend.engine.mlx.chunk_cost import CacheCost
-from mlx_backend.engine.mlx.kv_cache import alias, keep_slice, rewind_copies
-from mlx_backend.engine.mlx.prefix_cache import PrefixCache
+from mlx_backend.engine.mlx.kv_cache import alias, rewind_copies
+from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache
+from mlx_backend.engine.mlx.prefix_cache import PrefixCache, own_memory
 
 
 def layers(length: int, size: int = 4) -> list[Any]:
     """Return a full and a sliding layer that hold the tokens 0 … length - 1: each token's key is its number."""
-    full, window = KVCache(), RotatingKVCache(max_size=8)
+    full, window = GrowingKVCache(), RotatingKVCache(max_size=8)
     numbers = mx.broadcast_to(mx.arange(length, dtype=mx.float32)[None, None, :, None], (1, 2, length, size))
     for layer in (full, window):
         layer.update_and_fetch(numbers + 0, -numbers)
@@ -85,7 +86,7 @@ def test_what_prefixes_hold_of_a_chunk_that_they_share_is_counted_and_given_back
     mx.clear_cache()  # or larger freed buffers may be reused
     before = mx.get_active_memory()
     cache, marks = PrefixCache(1 << 30), (5, 7)
-    stepped = [KVCache(), RotatingKVCache(max_size=8)]
+    stepped = [GrowingKVCache(), RotatingKVCache(max_size=8)]
     for layer in stepped:
         layer.update_and_fetch(*(mx.random.normal((1, 2, chunk, 1 << 10)) for _ in "kv"))
     mx.eval([layer.state for layer in stepped])
@@ -187,12 +188,12 @@ def test_what_cannot_be_copied_when_the_longest_is_evicted_goes_with_it(
         cache.insert([9] * length, layers(length))
     cache.find_longest([7] * 1000)  # used later than the others
 
-    def refused(*arguments: Any) -> None:
-        keep_slice(*arguments)
+    def refused(parts: Any) -> None:
+        own_memory(parts)
         raise RuntimeError("[malloc] Unable to allocate 99 bytes")
 
     with monkeypatch.context() as patched:
-        patched.setattr("mlx_backend.engine.mlx.prefix_cache.keep_slice", refused)
+        patched.setattr("mlx_backend.engine.mlx.prefix_cache.own_memory", refused)
         if shared:  # the other processes would still have what is missing here
             with pytest.raises(RuntimeError, match="Unable to allocate"):
                 cache.evict_to(cache.nbytes - 1)
@@ -218,6 +219,61 @@ def test_every_prefix_holds_its_own_whatever_is_inserted_and_evicted() -> None:
             for _ in range(4):
                 length, found = cache.find_longest([chooser.choice((1, 2)) for _ in range(12)])
                 assert found is None or contents(found) == list(range(length))
+        cache.evict_to(0)
+        assert (cache.nbytes, len(cache)) == (0, 0)
+
+
+def append(caches: list[Any], tokens: list[int]) -> None:
+    keys = mx.broadcast_to(mx.array(tokens, dtype=mx.float32)[None, None, :, None], (1, 2, len(tokens), 4))
+    for layer in caches:
+        layer.update_and_fetch(keys + 0, -keys)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_every_sequence_and_prefix_holds_its_own_while_they_share_arrays(cut: bool) -> None:
+    """Sequences start at cached prefixes, append, take back, are stored half-way, and end in any order."""
+    chooser = random.Random(9)
+    for _ in range(12):
+        cache = PrefixCache(1 << 30)
+        running: list[tuple[list[int], list[Any]]] = []
+        for _ in range(60):
+            match chooser.randrange(6):
+                case 0 | 1:
+                    prompt = chooser.choices((1, 2), k=chooser.choice((2, 9, 40)))
+                    if running and chooser.random() < 0.7:
+                        prompt = running[0][0][: chooser.randrange(60)] + prompt
+                    length, found = cache.find_longest(prompt, cut=cut)
+                    caches = found or [GrowingKVCache(), GrowingKVCache()]
+                    append(caches, prompt[length:] + [7] * 2)  # as a chunk that is filled up
+                    for layer in caches:
+                        layer.trim(2)
+                    running.append((prompt, caches))
+                case 2 | 3 if running:
+                    tokens, caches = chooser.choice(running)
+                    more = chooser.choices((1, 2), k=chooser.choice((1, 3, 300)))
+                    append(caches, more)
+                    tokens += more
+                    surplus = chooser.randrange(len(more))
+                    before = rewind_copies(caches, surplus)
+                    cache.insert(tokens[: len(tokens) - surplus], before, share=True)
+                    del before
+                case 4 if running:
+                    del running[chooser.randrange(len(running))]
+                case 5:
+                    cache.evict_to(chooser.randrange(cache.nbytes + 1))
+            for tokens, caches in running:
+                for layer in caches:
+                    assert contents([layer]) == tokens
+            caches, layer = [], None
+        running.clear()
+        for _, key in sorted(cache._entries):
+            length, found = cache.find_longest(key)
+            tokens = list(memoryview(key).cast("I"))
+            assert found is not None
+            assert length == len(tokens)
+            assert contents(found) == contents(found[1:]) == tokens
+            assert as_floats(found[1].values[0, 1, :length, 3]) == [-each for each in tokens]
+            del found
         cache.evict_to(0)
         assert (cache.nbytes, len(cache)) == (0, 0)
 
