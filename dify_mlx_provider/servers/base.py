@@ -48,8 +48,8 @@ class ServerProfile:
     answer's reasoning and its calls never stand in its text, and stop words are looked for there only; for the others
     the plugin looks for them. With `calls_have_one_text` a turn that calls tools may not have reasoning and a text.
     With `calls_in_logprobs` an answer may lack a call, which is found among its tokens, if these are asked for. With
-    `truncates_texts` it cuts a text that is too long to be embedded, when asked. `remedy` says what to do where it has
-    no vectors or rankings.
+    `has_one_seed` answers to one question are all the same where no seed is sent. With `truncates_texts` it cuts a text
+    that is too long to be embedded, when asked. `remedy` says what to do where it has no vectors or rankings.
     """
 
     kind: ServerKind
@@ -64,6 +64,7 @@ class ServerProfile:
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
     calls_have_one_text: bool = False
     calls_in_logprobs: bool = False
+    has_one_seed: bool = False
     thinking_budget_field: str = ""
     renamed_fields: Mapping[str, str] = field(default_factory=dict)
     own_fields: frozenset[str] = frozenset()

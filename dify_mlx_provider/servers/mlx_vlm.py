@@ -1,8 +1,9 @@
 """mlx-vlm's server: named by its header `Server`. Its list says which model is in memory, and no more than that.
 
 Its fields for reasoning stand beside the others, not in `chat_template_kwargs`. A model that is asked for takes the
-place of the one in memory, which therefore is the default. Without max_tokens it stops after 2,048. Of a call that ends
-in a control token, as gpt-oss's do, it says nothing (0.7.10): only the tokens that it names on request have it.
+place of the one in memory, which therefore is the default. Without max_tokens it stops after 2,048; without a seed it
+draws with 0. Of a call that ends in a control token, as gpt-oss's do, it says nothing (0.7.10): only the tokens that it
+names on request have it.
 """
 
 from __future__ import annotations
@@ -43,5 +44,6 @@ PROFILE = ServerProfile(
     thinking_budget_field="thinking_budget",
     calls_have_one_text=True,
     calls_in_logprobs=True,
+    has_one_seed=True,
     refuses_long_prompts=False,
 )

@@ -20,6 +20,7 @@ request is sent once more without it, and for a while the server does not get th
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -198,6 +199,8 @@ def adapt_request(
         request.pop("stop", None)
     if profile.calls_in_logprobs and request.get("tools"):
         request["logprobs"] = True
+    if profile.has_one_seed:
+        request.setdefault("seed", secrets.randbelow(2**31))
     for name in omit:
         request.pop(name, None)
     return merge_fields(request, extra)

@@ -208,6 +208,12 @@ def test_tokens_are_asked_for_where_a_call_may_be_missing_from_the_answer() -> N
     assert "logprobs" not in adapted(ServerKind.MLX_LM, tools=[{}])
 
 
+def test_a_server_that_draws_with_one_seed_gets_another_each_time() -> None:
+    assert len({adapted(ServerKind.MLX_VLM)["seed"] for _ in range(5)}) > 1
+    assert adapted(ServerKind.MLX_VLM, seed=3)["seed"] == 3
+    assert "seed" not in adapted(ServerKind.RAPID_MLX)
+
+
 def test_mlx_lm_server_gets_its_own_name_for_the_default_model() -> None:
     assert adapted(ServerKind.MLX_LM, model="default")["model"] == "default_model"
 
