@@ -120,6 +120,11 @@ def use_fast_blas(choice: BlasChoice = "auto") -> Blas | None:
     return Blas(name=_SLOW, is_slow=True, refused=tuple(refused))
 
 
+def has_fast_blas() -> bool:
+    """Whether MLX, once it is imported, multiplies by another BLAS than the slow one that its wheel for CPUs has."""
+    return not _is_cpu_wheel() or hasattr(ctypes.CDLL(None), "cblas_sgemm")
+
+
 def default_threads() -> int:
     """Return half of the processor cores that this process may use, at least one."""
     if sys.platform != "linux":

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from mlx_backend.engine.images import ImageProcessor
 
 
+class Tune(Protocol):
+    """Called on the engine thread between steps; returns whether it did anything, which takes as long as a chunk."""
+
+    def __call__(self, *, is_idle: bool) -> bool:
+        """`is_idle` is whether there is no request."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """What a loaded model reports about itself."""
@@ -39,6 +47,10 @@ class ModelInfo:
     """Gets a function that wakes the engine thread, to be called when other models need memory or have freed some."""
     on_wake: Callable[[], None] = lambda: None
     """Called on the engine thread when it has been woken."""
+    tune: Tune = lambda is_idle: False
+    """Does a little of what makes the model faster."""
+    tuning: Callable[[], str] = str
+    """Returns what of that is being done, for people; empty: nothing. From any thread."""
 
 
 @dataclass(frozen=True, slots=True)

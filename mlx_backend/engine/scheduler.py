@@ -186,7 +186,13 @@ class Scheduler:
         if (info := self._info) is None:
             return status
         available = info.available_context()
-        return replace(status, state="ready", unbatched=info.unbatched, available_context=available)
+        return replace(
+            status,
+            state="ready",
+            detail=info.tuning(),
+            unbatched=info.unbatched,
+            available_context=available,
+        )
 
     def is_healthy(self) -> bool:
         """False before `start`, while it restarts, and once it has been stopped."""
@@ -278,6 +284,9 @@ class Scheduler:
             while not self._inbox.empty():
                 if not self._handle(self._inbox.get()):
                     return False
+            is_idle = not (self._running or self._queue or self._warmups)
+            if self._info is not None and self._info.tune(is_idle=is_idle) and is_idle:
+                continue
             self._admit()  # first: what may not wait at all is started if there is room
             next_timeout = self._expire_queued()
             if not (self._running or self._queue):
@@ -417,6 +426,9 @@ class _Warmups:
         self.running: _Warmup | None = None
         self._batch = batch
         self._waiting: deque[_Warmup] = deque(maxlen=MAX_WARMUPS)
+
+    def __bool__(self) -> bool:
+        return self.running is not None or bool(self._waiting)
 
     def add(self, warmup: _Warmup) -> None:
         """Queue one; the oldest of too many is dropped."""

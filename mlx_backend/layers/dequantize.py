@@ -2,8 +2,8 @@
 
 MLX's CUDA kernels write few bytes at a time. On an H100 they take 1.08 ms to dequantise 265 million weights to bfloat16
 from mxfp4, 0.61 ms from 4 bits and 1.02 ms from 8 bits. Ours take 0.38, 0.33 and 0.41 ms for the same values, bit for
-bit, and somewhat longer into the GPU's own memory (`IN_GPU_MEMORY`). Whether the values are the same and the kernel is
-faster is tried on a layer of each kind when a model is loaded.
+bit, and somewhat longer into the GPU's own memory (`IN_GPU_MEMORY`). Whether the values are the same is tried
+on a layer of each kind when a model is loaded.
 
 Knows nothing of what is done with the weights.
 """
@@ -15,7 +15,6 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any, Final
 
 import mlx.core as mx
@@ -24,7 +23,6 @@ from mlx_backend.device.mlx import prepares_for_lengths
 
 log = logging.getLogger(__name__)
 
-TIMED_RUNS = 3
 MAX_THREADS, MIN_THREADS = 256, 64
 """Threads of a block."""
 WORD_BITS = 32
@@ -94,18 +92,17 @@ def dequantized(layer: Any, dtype: mx.Dtype, expert: int | None = None) -> mx.ar
 
 
 def fastest_dequantizer(layer: Any, dtype: mx.Dtype) -> Dequantizer:
-    """Return what dequantises such layers: our kernel, if it gives the same values faster, or MLX's function."""
+    """Return what dequantises such layers: our kernel, if it gives the same values, or MLX's function."""
     if not prepares_for_lengths() or not has_kernel(layer):
         return dequantized
     try:
-        if not bool(mx.array_equal(dequantized_by_kernel(layer, dtype), dequantized(layer, dtype)).item()):
-            log.debug("The kernel dequantises %s of %d bits differently.", layer.mode, layer.bits)
-            return dequantized
-        ours, theirs = (_seconds(each, layer, dtype) for each in (dequantized_by_kernel, dequantized))
+        is_right = bool(mx.array_equal(dequantized_by_kernel(layer, dtype), dequantized(layer, dtype)).item())
     except Exception as error:
         log.debug("The kernel that dequantises %s of %d bits cannot run: %r", layer.mode, layer.bits, error)
         return dequantized
-    return dequantized_by_kernel if ours < theirs else dequantized
+    if not is_right:
+        log.debug("The kernel dequantises %s of %d bits differently.", layer.mode, layer.bits)
+    return dequantized_by_kernel if is_right else dequantized
 
 
 def has_kernel(layer: Any) -> bool:
@@ -154,15 +151,3 @@ def _kernel(name: str, inputs: list[str], source: str) -> Any:
     # MLX finds compiled kernels by name alone: the digest keeps it from running one of an older version of this file.
     digest = hashlib.sha256(source.encode()).hexdigest()[:12]
     return mx.fast.cuda_kernel(f"{name}_{digest}", inputs, ["out"], source)
-
-
-def _seconds(dequantizer: Dequantizer, layer: Any, dtype: mx.Dtype) -> float:
-    """Return the seconds it takes into newly allocated memory, which most of a chunk's is."""
-    mx.eval(dequantizer(layer, dtype, None))
-    least = float("inf")
-    for _ in range(TIMED_RUNS):
-        mx.clear_cache()
-        started = perf_counter()
-        mx.eval(dequantizer(layer, dtype, None))
-        least = min(least, perf_counter() - started)
-    return least

@@ -7,8 +7,9 @@ multiplies the rows of a mixture of experts one by one, and its CPU backend mult
 many times faster to dequantise a whole layer, multiply, and free that memory again. Rows of experts that are not
 quantised are multiplied one by one on a CPU too, and slowly with CUDA: 2.0 ms for 8,192 rows, sorted by 32 experts, and
 matrices of 2,880 x 2,880 in bfloat16 on an H100, where it takes 0.9 ms in blocks of rows (`RowBlocks`). What is faster
-depends on the device, the shape and the format, so each kind of layer is timed with both implementations when a model
-is loaded. On a Mac MLX's own kernels are used: they are made for many rows too.
+depends on the device, the shape and the format. Here a rule says from how many rows on it is (`_min_rows`), so that
+nothing is timed when a model is loaded, and a prompt is computed the same way after the next start. On a Mac MLX's own
+kernels are used: they are made for many rows too.
 
 The sources of the layers it replaces are in `KNOWN_SOURCES` (engine/mlx/mlx_lm_patches.py).
 """
@@ -20,13 +21,13 @@ import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
+from mlx_backend.device.blas import has_fast_blas
 from mlx_backend.device.mlx import gpu_memory, is_gpu
 from mlx_backend.layers.dequantize import dequantized, fastest_dequantizer
 
@@ -198,21 +199,22 @@ class ManyRows:
             self._pending = 0
 
 
-# Timed in this order until the implementation for many rows is faster.
-ROW_COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
+MIN_ROWS = 8
+"""Rows of a matrix, on an average if it is one of a mixture, from which on it is faster. That is where it took at most
+0.8 of the time: on an H100 with 32 experts in mxfp4, and on a CPU with OpenBLAS in every format but those of floats of
+4 bits, with matrices of 256 x 256 and larger."""
+MIN_ROWS_OF_SMALL_FLOATS = 64
+"""The same on a CPU for floats of 4 bits (mxfp4, nvfp4), which MLX dequantises slowly there: never with a slow BLAS."""
 MIN_ROWS_ON_GPU = 64
 """Rows from which on it is used on a GPU: decode steps stay as they are."""
-MIN_GAIN = 1.25
-"""How many times as fast it has to be."""
+COMPARED_ROWS = 64
+"""Rows that both implementations are compared with."""
 MIN_WEIGHTS = 1 << 16
 """Weights of a layer; smaller ones are left alone."""
 MAX_DIFFERENCE = 0.05
 """Of the outputs, as a share of their root mean square; rounding in half precision makes less than 0.01."""
-TIMED_RUNS = 3
-MAX_TIMED_SECONDS = 0.2
-"""Time of MLX's own implementation beyond which no larger number of rows is timed."""
 MAX_OUTPUTS = 128
-"""Outputs of a layer that are timed on a CPU; the ratio is the same for all of them."""
+"""Outputs of a layer that are compared."""
 
 
 class ManyRowsLinear(nn.QuantizedLinear):  # type: ignore[misc]  # MLX's modules have no types
@@ -311,42 +313,54 @@ _MANY_ROWS: dict[type, type] = {
 }
 
 
-def use_many_rows_layers(networks: Iterable[Any], dtype: mx.Dtype, *, dequantize: bool) -> ManyRows | None:
-    """Replace the layers for which the implementation for many rows is faster; return None if there are none.
+def use_many_rows_layers(
+    networks: Iterable[Any],
+    dtype: mx.Dtype,
+    *,
+    dequantize: bool,
+    find: Callable[[Any, mx.Dtype], Dequantizer | None] | None = None,
+) -> ManyRows | None:
+    """Replace the layers that have an implementation for many rows; return None if there are none.
 
-    `dtype` is that of their activations. Without `dequantize` no weights are dequantised. Layers that compute logits
-    are left alone: nothing reads a chunk's logits, so MLX never computes them.
+    `dtype` is that of their activations. Without `dequantize` no weights are dequantised. `find` returns what
+    dequantises layers like this one, or None if they are to be left alone (`right_dequantizer` if no other is given).
+    Layers that compute logits are left alone: nothing reads a chunk's logits, so MLX never computes them.
     """
-    many_rows, started = ManyRows(), perf_counter()
-    limits: dict[tuple[Any, ...], tuple[int | None, Dequantizer]] = {}  # by kind of layer
-    for layer in (module for network in networks for module in _all_but_logits(network)):
-        if not _is_candidate(layer, dequantize=dequantize):
+    many_rows = ManyRows()
+    found: dict[tuple[Any, ...], Dequantizer | None] = {}  # by kind of layer
+    replaced: list[int] = []
+    for layer in many_rows_candidates(networks, dequantize=dequantize):
+        kind = kind_of(layer)
+        if kind not in found:
+            found[kind] = (find or right_dequantizer)(layer, dtype)
+        if (dequantizer := found[kind]) is None:
             continue
-        kind = _kind(layer)
-        if kind not in limits:
-            limits[kind] = _limit(layer, dtype)
-            log.debug("Many rows from %s on, dequantised by %s: layers %s.", *limits[kind], kind)
-        min_rows, dequantizer = limits[kind]
-        if min_rows is not None:
-            layer.__class__ = _MANY_ROWS[type(layer)]
-            layer.many_rows, layer.min_rows, layer.dequantize = many_rows, min_rows, dequantizer
-            layer.is_unread = False  # find_unread (unread_outputs.py) sets it
-            many_rows.has_experts |= isinstance(layer, _SortedExperts)
-            if "scales" in layer:
-                nbytes = _num_weights(layer) * dtype.size
-                many_rows.dequantized_bytes += nbytes
-                many_rows.largest_layer_bytes = max(many_rows.largest_layer_bytes, nbytes)
-    found = [each for each, _ in limits.values() if each is not None]
-    if not found:
+        layer.__class__ = _MANY_ROWS[type(layer)]
+        layer.many_rows, layer.min_rows, layer.dequantize = many_rows, _min_rows(layer), dequantizer
+        layer.is_unread = False  # find_unread (unread_outputs.py) sets it
+        replaced.append(layer.min_rows)
+        many_rows.has_experts |= isinstance(layer, _SortedExperts)
+        if "scales" in layer:
+            nbytes = _num_weights(layer) * dtype.size
+            many_rows.dequantized_bytes += nbytes
+            many_rows.largest_layer_bytes = max(many_rows.largest_layer_bytes, nbytes)
+    if not replaced:
         return None
-    many_rows.min_rows = min(found)
+    many_rows.min_rows = min(replaced)
     log.info(
-        "Long prompts: %s, from %d rows on (tokens, or tokens times experts per token). Timing took %.1f s.",
+        "Long prompts: %s, from %d rows on (tokens, or tokens times experts per token).",
         "weights are dequantised" if many_rows.dequantized_bytes else "rows are grouped by expert",
         many_rows.min_rows,
-        perf_counter() - started,
     )
     return many_rows
+
+
+def many_rows_candidates(networks: Iterable[Any], *, dequantize: bool) -> list[Any]:
+    """Return the layers of networks that an implementation for many rows can replace."""
+    if mx.metal.is_available():
+        return []
+    every = (module for network in networks for module in _all_but_logits(network))
+    return [layer for layer in every if _is_candidate(layer, dequantize=dequantize)]
 
 
 def _all_but_logits(network: Any) -> list[Any]:
@@ -358,12 +372,18 @@ def _all_but_logits(network: Any) -> list[Any]:
 
 
 def _is_candidate(layer: Any, *, dequantize: bool) -> bool:
-    if type(layer) not in _MANY_ROWS or mx.metal.is_available():
+    if type(layer) not in _MANY_ROWS:
         return False
     if type(layer) is SwitchLinear:
         return _num_weights(layer) >= MIN_WEIGHTS
+    if _is_of_small_floats(layer) and not (is_gpu() or has_fast_blas()):
+        return False
     # MLX has no function that dequantises NVFP4 with a global scale for each expert.
     return dequantize and layer.get("global_scale") is None and _num_weights(layer) >= MIN_WEIGHTS
+
+
+def _is_of_small_floats(layer: Any) -> bool:
+    return "scales" in layer and layer.bits == 4 and layer.mode != "affine"
 
 
 def _num_weights(layer: Any) -> int:
@@ -371,7 +391,8 @@ def _num_weights(layer: Any) -> int:
     return size
 
 
-def _kind(layer: Any) -> tuple[Any, ...]:
+def kind_of(layer: Any) -> tuple[Any, ...]:
+    """Return what layers have in common that are computed alike."""
     format_of = (
         (layer.scales.dtype, layer.bits, layer.group_size, layer.mode)
         if "scales" in layer
@@ -380,32 +401,27 @@ def _kind(layer: Any) -> tuple[Any, ...]:
     return type(layer), layer.weight.shape, format_of
 
 
-def _limit(layer: Any, dtype: mx.Dtype) -> tuple[int | None, Dequantizer]:
-    """Return from how many rows on such a layer uses its implementation for many rows, and what dequantises it."""
+def _min_rows(layer: Any) -> int:
+    """Return from how many rows on a layer uses its implementation for many rows."""
+    rows = MIN_ROWS_OF_SMALL_FLOATS if _is_of_small_floats(layer) and not is_gpu() else MIN_ROWS
+    if layer.weight.ndim == 3:
+        rows *= layer.weight.shape[0]
+    return max(rows, MIN_ROWS_ON_GPU) if is_gpu() else rows
+
+
+def right_dequantizer(layer: Any, dtype: mx.Dtype) -> Dequantizer | None:
+    """Return what dequantises such layers; None if with many rows they have other outputs than with few."""
     try:
         dequantizer = fastest_dequantizer(layer, dtype) if "scales" in layer else dequantized
-        return _min_rows(layer, dtype, dequantizer), dequantizer
+        few = _part(layer)
+        many = _copy(few, _MANY_ROWS[type(layer)])
+        many.many_rows, many.min_rows, many.dequantize = ManyRows(), 0, dequantizer
+        inputs = inputs_of(few, COMPARED_ROWS, dtype)
+        _compare(many(*inputs), few(*inputs))
     except Exception as error:
         log.warning("%s is computed as it is, also for long prompts: %r", type(layer).__name__, error)
-        return None, dequantized
-
-
-def _min_rows(layer: Any, dtype: mx.Dtype, dequantizer: Dequantizer) -> int | None:
-    """Return from how many rows on the implementation for many rows is faster; None if it never was.
-
-    Raises RuntimeError if its outputs are different.
-    """
-    timed = layer if is_gpu() else _part(layer)
-    other = _for_many_rows(timed, dequantizer)
-    for rows in (each for each in ROW_COUNTS if not is_gpu() or each >= MIN_ROWS_ON_GPU):
-        inputs = _inputs(timed, rows, dtype)
-        seconds = _seconds(timed, inputs)
-        if seconds > MIN_GAIN * _seconds(other, inputs):
-            _compare(other(*inputs), timed(*inputs))
-            return rows
-        if seconds > MAX_TIMED_SECONDS:
-            break
-    return None
+        return None
+    return dequantizer
 
 
 def _compare(found: mx.array, expected: mx.array) -> None:
@@ -427,12 +443,6 @@ def _part(layer: Any) -> Any:
     return part
 
 
-def _for_many_rows(layer: Any, dequantizer: Dequantizer) -> Any:
-    copy = _copy(layer, _MANY_ROWS[type(layer)])
-    copy.many_rows, copy.min_rows, copy.dequantize = ManyRows(), 0, dequantizer
-    return copy
-
-
 def _copy(layer: Any, kind: Any) -> Any:
     copy = kind.__new__(kind)
     copy.__dict__.update(layer.__dict__)
@@ -440,21 +450,10 @@ def _copy(layer: Any, kind: Any) -> Any:
     return copy
 
 
-def _inputs(layer: Any, rows: int, dtype: mx.Dtype) -> tuple[Any, ...]:
+def inputs_of(layer: Any, rows: int, dtype: mx.Dtype) -> tuple[Any, ...]:
     """Return what a layer is called with for `rows`, which are spread over all of its experts."""
     width = layer.scales.shape[-1] * layer.group_size if "scales" in layer else layer.weight.shape[-1]
     x = mx.random.normal((rows, 1, width), key=mx.random.key(rows)).astype(dtype)
     if isinstance(layer, nn.QuantizedLinear):
         return (x.reshape(1, rows, width),)
     return x, mx.arange(rows, dtype=mx.uint32) * layer.num_experts // rows, True
-
-
-def _seconds(layer: Any, inputs: tuple[Any, ...]) -> float:
-    """Return the seconds that a layer takes, after a first run that may be slow."""
-    mx.eval(layer(*inputs))
-    least = float("inf")
-    for _ in range(TIMED_RUNS):
-        started = perf_counter()
-        mx.eval(layer(*inputs))
-        least = min(least, perf_counter() - started)
-    return least

@@ -26,9 +26,10 @@ TEXTS = [EncodedText([(7 * at + length) % 100 + 10 for at in range(length)]) for
 
 @pytest.fixture
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the implementation for many rows found faster, for any number of rows that is tried."""
+    """Have the implementation for many rows used for a few."""
     monkeypatch.setattr(f"{MODULE}.MIN_WEIGHTS", 0)
-    monkeypatch.setattr(f"{MODULE}._seconds", lambda layer, _: float(not hasattr(layer, "many_rows")))
+    monkeypatch.setattr(f"{MODULE}.MIN_ROWS", 2)
+    monkeypatch.setattr(f"{MODULE}.MIN_ROWS_OF_SMALL_FLOATS", 2)
 
 
 @pytest.fixture(scope="module")

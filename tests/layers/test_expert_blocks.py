@@ -49,7 +49,6 @@ def test_on_a_gpu_a_mixture_has_the_same_outputs_and_arranges_its_rows_once(
     """Its three matrices are multiplied with rows of the same experts."""
     monkeypatch.setattr(f"{MODULE}.is_gpu", lambda: True)
     monkeypatch.setattr(f"{MODULE}.MIN_WEIGHTS", 0)
-    monkeypatch.setattr(f"{MODULE}._seconds", lambda layer, _: 0.0 if hasattr(layer, "many_rows") else 1.0)
     arranged: list[int] = []
     arrange = RowBlocks.of
 

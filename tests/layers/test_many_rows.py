@@ -1,6 +1,6 @@
 """Layers with an implementation for many rows: the same outputs, in bounded memory, and only where it is faster."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -9,7 +9,7 @@ from mlx import nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from mlx_backend.layers.many_rows import (
-    ROW_COUNTS,
+    MIN_ROWS,
     ManyRows,
     ManyRowsExperts,
     ManyRowsLinear,
@@ -73,22 +73,10 @@ def small_layers_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the implementation for many rows found faster, for any number of rows that is tried."""
-    monkeypatch.setattr(f"{MODULE}._seconds", lambda layer, _: float(type(layer) in AS_THEY_ARE))
-
-
-@pytest.fixture
-def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return what sets how long layers take, as they are and with the implementation for many rows."""
-
-    def set_times(as_it_is: Callable[[int], float], many_rows: Callable[[int], float]) -> None:
-        def seconds(layer: Any, given: tuple[Any, ...]) -> float:
-            rows = given[0].size // WIDTH
-            return as_it_is(rows) if type(layer) in AS_THEY_ARE else many_rows(rows)
-
-        monkeypatch.setattr(f"{MODULE}._seconds", seconds)
-
-    return set_times
+    """Have the implementation for many rows used for a few."""
+    monkeypatch.setattr(f"{MODULE}.MIN_ROWS", 2)
+    monkeypatch.setattr(f"{MODULE}.MIN_ROWS_OF_SMALL_FLOATS", 2)
+    monkeypatch.setattr(f"{MODULE}.has_fast_blas", lambda: True)
 
 
 @pytest.mark.usefixtures("always_faster")
@@ -138,10 +126,9 @@ def test_the_rows_of_experts_that_are_not_quantised_are_grouped(*, bias: bool) -
         assert layer(*given).shape == expected.shape
 
 
-@pytest.mark.usefixtures("always_faster")
 def test_a_few_rows_are_computed_as_they_were() -> None:
     for layer in (*quantised_layers(FOUR_BITS), SwitchLinear(WIDTH, OUTPUTS, EXPERTS)):
-        given = inputs(layer, ROW_COUNTS[0] - 1)
+        given = inputs(layer, MIN_ROWS - 1)
         expected = layer(*given)
         many_rows = prepare(layer)
         assert many_rows is not None
@@ -160,26 +147,33 @@ def test_what_is_not_to_be_dequantised_and_what_is_small_is_left_alone(
     assert [type(layer) for layer in layers[:2]] == [nn.QuantizedLinear, ManyRowsQuantizedExperts]
 
 
-def test_a_layer_is_left_alone_if_nothing_is_faster(take: Callable[..., None]) -> None:
-    layers, tried = list(quantised_layers(FOUR_BITS)), []
-    take(lambda rows: tried.append(rows) or 0.010, lambda _: 0.009)  # type: ignore[func-returns-value]  # None, as is meant
-    assert prepare(*layers) is None
-    assert {type(layer) for layer in layers} == {nn.QuantizedLinear, QuantizedSwitchLinear}
-    assert sorted({*tried}) == list(ROW_COUNTS)
-    tried.clear()
-    take(lambda rows: tried.append(rows) or 1.0, lambda _: 0.9)  # type: ignore[func-returns-value]  # as above
-    assert prepare(*layers) is None
-    assert {*tried} == {ROW_COUNTS[0]}, "one that takes a second is not timed with more rows"
-
-
-def test_a_layer_has_many_rows_from_the_number_on_for_which_its_other_implementation_is_faster(
-    take: Callable[..., None],
+@pytest.mark.parametrize(
+    ("quantization", "rows"),
+    [
+        (FOUR_BITS, 8),
+        ({"mode": "mxfp8", "bits": 8, "group_size": 32}, 8),
+        (FORMATS[-3], 64),
+        (FORMATS[-1], 64),
+    ],
+    ids=lambda each: each["mode"] if isinstance(each, dict) else str(each),
+)
+def test_a_format_says_from_how_many_rows_of_each_matrix_on_it_is_dequantised(
+    quantization: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layers = list(quantised_layers(FOUR_BITS))
-    take(lambda rows: rows * 1e-5, lambda rows: 1e-3 + rows * 1e-6)
+    monkeypatch.setattr(f"{MODULE}.has_fast_blas", lambda: True)
+    layers = list(quantised_layers(quantization))
     assert prepare(*layers) is not None
-    assert [layer.min_rows for layer in layers] == [256] * 4
+    assert [layer.min_rows for layer in layers] == [rows, EXPERTS * rows] * 2
     assert {type(layer) for layer in layers} == {ManyRowsLinear, ManyRowsQuantizedExperts}
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_floats_of_four_bits_are_dequantised_on_a_cpu_only_with_a_fast_blas(
+    monkeypatch: pytest.MonkeyPatch, *, is_fast: bool
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.has_fast_blas", lambda: is_fast)
+    assert (prepare(*quantised_layers(FORMATS[-3])) is not None) is is_fast
+    assert prepare(*quantised_layers(FOUR_BITS)) is not None
 
 
 @pytest.mark.usefixtures("always_faster")

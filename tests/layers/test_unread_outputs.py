@@ -36,7 +36,8 @@ class Blocks(nn.Module):  # type: ignore[misc]  # MLX's modules have no types
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every layer replaced."""
     monkeypatch.setattr(f"{MODULE}.MIN_WEIGHTS", 0)
-    monkeypatch.setattr(f"{MODULE}._seconds", lambda layer, _: float(not hasattr(layer, "many_rows")))
+    monkeypatch.setattr(f"{MODULE}.MIN_ROWS", 2)
+    monkeypatch.setattr(f"{MODULE}.MIN_ROWS_OF_SMALL_FLOATS", 2)
 
 
 def prepare(network: Any) -> ManyRows:

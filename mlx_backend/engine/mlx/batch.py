@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Literal
 
 import mlx.core as mx
 
-from mlx_backend.device.mlx import is_gpu, prepares_for_lengths
-from mlx_backend.engine.base import GenerationRequest, Sampling, TokenDelta
+from mlx_backend.device.mlx import is_gpu
+from mlx_backend.engine.base import TokenDelta
 from mlx_backend.engine.batch import Ended, ModelInfo
 from mlx_backend.engine.mlx.decode import BatchError, Decoder, LostCachesError
 from mlx_backend.engine.mlx.draft_pacer import DraftPacer
@@ -30,6 +30,7 @@ from mlx_backend.engine.mlx.prefill_queue import PrefillQueue
 from mlx_backend.engine.mlx.runtime import load_runtime
 from mlx_backend.engine.mlx.sampling import RequestSampler, text_token_mask
 from mlx_backend.engine.mlx.sequences import DecodingSequence
+from mlx_backend.engine.mlx.tuning import Tuning
 from mlx_backend.engine.mlx.vision.prompt_images import PromptImages, check_images
 from mlx_backend.engine.mlx.vision.tower import support_of
 from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED, EngineError, EngineRefused
@@ -40,10 +41,10 @@ if TYPE_CHECKING:
 
     from mlx_backend.device import Device
     from mlx_backend.device.wired import WiredWeights
+    from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.batch import Outcome
     from mlx_backend.engine.kv_cache_budget import ImageBytes, KVCacheBudget
     from mlx_backend.engine.mlx.collectives import MLXRanks
-    from mlx_backend.engine.mlx.draft_pacer import DraftRecord
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.prefill_queue import PrefillJob
     from mlx_backend.engine.mlx.runtime import Runtime
@@ -83,11 +84,12 @@ class MLXBatch:
             raise EngineError(f"A prefill chunk of {options.prefill_chunk} tokens is too small.")
         self._source = model
         self._options = options
-        self._device = device
+        self.device = device
         self._model_id = model_id
         self._ranks = ranks
         self._runtime: Runtime | None = None
         self._wired: WiredWeights | None = None
+        self._tuning: Tuning | None = None
         self.steps = 0
         self.sequences: dict[int, DecodingSequence] = {}
         self._preempted: deque[DecodingSequence] = deque()
@@ -103,12 +105,12 @@ class MLXBatch:
     def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         """Load the model on this thread, warm it up, and see how much memory is left."""
         options, ranks = self._options, self._ranks
-        runtime = load_runtime(self._source, options, self._device, ranks, on_progress)
+        runtime = load_runtime(self._source, options, self.device, ranks, on_progress)
         model = runtime.networks.model
         tokenizer = model.tokenizer
         context_length = options.context_length or model.context_length
         self._runtime = runtime
-        self._wired = self._device.wired.add(runtime.weight_bytes)
+        self._wired = self.device.wired.add(runtime.weight_bytes)
         self._text_mask = text_token_mask(tokenizer.vocabulary_size, tokenizer.special_tokens.keys())
         self.steps = 0
         self.prefill_queue = PrefillQueue(runtime, self._forget, shared=ranks is not None)
@@ -116,8 +118,8 @@ class MLXBatch:
         clock = perf_counter if ranks is None else None
         self.draft_pacer = DraftPacer(options.draft_tokens, clock, replays=runtime.abilities.replays_drafts)
         self._computes_ahead = computes_ahead()
-        if is_gpu() and options.warm_up_seconds and ranks is None:
-            answer_warm_up_requests(self, context_length, options.warm_up_seconds / 2)
+        # Processes that share a model have to do the same runs, and do them when it is loaded.
+        tuning = self._tuning = Tuning(self, context_length) if ranks is None else None
         return ModelInfo(
             model_id=self._model_id or model.name,
             context_length=context_length,
@@ -129,12 +131,17 @@ class MLXBatch:
             image_processor=runtime.vision,
             image_support=support_of(model.folder, runtime.vision),
             available_context=partial(_available_context, runtime.cache_budget, context_length),
-            set_waker=runtime.cache_budget.set_on_change,
+            set_waker=self._set_waker,
             on_wake=self._on_wake,
+            tune=tuning.advance if tuning is not None else _nothing_to_tune,
+            tuning=(lambda: tuning.doing) if tuning is not None else str,
         )
 
     def unload(self) -> None:
         """Give the memory back, also after a failed load."""
+        if self._tuning is not None:
+            self._tuning.close()
+            self._tuning = None
         if self._runtime is not None:
             self._runtime.close()
             self._runtime = None
@@ -164,6 +171,11 @@ class MLXBatch:
     @rate.setter
     def rate(self, rate: float | None) -> None:
         self.prefill_queue.pacer.rate = rate
+
+    def _set_waker(self, wake: Callable[[], None]) -> None:
+        self.runtime.cache_budget.set_on_change(wake)
+        if (kernels := self.runtime.kernels) is not None:
+            kernels.on_done = wake
 
     def _on_wake(self) -> None:
         if self._runtime is not None:
@@ -273,7 +285,7 @@ class MLXBatch:
         In this order, because sequences are admitted between two decode steps: so their first tokens do not wait for
         one more step of the others.
         """
-        with self._device.lock:
+        with self.device.lock:
             self.steps += 1
             if self.steps % STEPS_PER_CACHE_CLEAR == 0:
                 mx.clear_cache()
@@ -534,92 +546,13 @@ def computes_ahead() -> bool:
     return is_gpu()
 
 
+def _nothing_to_tune(*, is_idle: bool) -> bool:
+    return False
+
+
 def _ended(sequence: DecodingSequence, reason: Literal["stop", "length"]) -> tuple[int, Ended]:
     return sequence.key, Ended(reason, sequence.drafts.proposed, sequence.drafts.accepted)
 
 
 def _available_context(cache_budget: KVCacheBudget, context_length: int) -> int:
     return min(context_length, cache_budget.fitting_tokens())
-
-
-# -- requests when a model is loaded onto a GPU -----------------------------------------------------------------
-#
-# What they compile, load or plan is there for the first real ones. One reply is alone first and grows beyond a block of
-# its caches, another joins it, and both get drafts where there are any: of every length up to `MAX_DRAFTS`, since MLX's
-# CUDA backend plans each anew. There a long prompt arrives then, too, in the chunks that a running reply waits for.
-
-FIRST, SECOND, LONG = -1, -2, -3
-"""Keys of the requests."""
-PROMPT_TOKENS = {FIRST: 250, SECOND: 100, LONG: 8192}
-"""Caches grow by 256 tokens."""
-MAX_REPLY_TOKENS = 256
-STEPS = 12
-"""Number of steps of the first reply alone, and of both."""
-MAX_DRAFTS = STEPS // 2 - 1
-"""Length of the longest drafts; all lengths come twice."""
-
-
-def answer_warm_up_requests(batch: MLXBatch, context_length: int, seconds: float) -> None:
-    """Answer prompts that mean nothing, the long one for about `seconds` at most, and forget them."""
-    if context_length < PROMPT_TOKENS[FIRST] + MAX_REPLY_TOKENS:
-        return
-    rate, draft_pacer = batch.prefill_queue.pacer.rate, batch.draft_pacer
-    batch.draft_pacer = _EveryLength(min(draft_pacer.max_drafts, MAX_DRAFTS))
-    try:
-        with batch.runtime.cache_budget.without_asking():
-            _answer(batch, context_length, seconds)
-    except EngineError as error:  # little memory
-        log.debug("No requests were answered to warm up: %s", error)
-    finally:
-        for key in list(batch.sequences):
-            batch.remove(key)
-        batch.draft_pacer = draft_pacer
-    batch.runtime.prefix_store.clear()
-    batch.prefill_queue.pacer.rate = rate
-
-
-def _answer(batch: MLXBatch, context_length: int, seconds: float) -> None:
-    sampled = Sampling(temperature=0.7, top_p=0.9, seed=1)
-    requests = {
-        FIRST: GenerationRequest(prompt=[0] * PROMPT_TOKENS[FIRST], max_tokens=MAX_REPLY_TOKENS),
-        SECOND: GenerationRequest(
-            prompt=[1] * PROMPT_TOKENS[SECOND], max_tokens=MAX_REPLY_TOKENS // 2, sampling=sampled
-        ),
-    }
-    for key, request in requests.items():
-        if batch.admits(request):
-            batch.insert(key, request)
-            batch.sequences[key].end_tokens = ()  # whatever the model says
-        for _ in range(STEPS):
-            list(batch.step())
-    if SECOND in batch.sequences:
-        batch.remove(SECOND)
-    list(batch.step())  # what follows when the other has left
-    length = min(PROMPT_TOKENS[LONG], context_length // 2)
-    prompt = GenerationRequest(prompt=[2] * length, max_tokens=2, sampling=sampled)
-    # Time counts from here on: in the first process on a machine compiling takes longer than all else.
-    deadline = perf_counter() + seconds
-    if prepares_for_lengths() and FIRST in batch.sequences and batch.admits(prompt):
-        batch.insert(LONG, prompt)
-        while LONG in batch.sequences and perf_counter() < deadline:
-            list(batch.step())
-
-
-class _EveryLength(DraftPacer):
-    """Has drafts of every length made in turn, whether they pay or not; nothing is measured, or learned from them."""
-
-    def __init__(self, max_drafts: int) -> None:
-        super().__init__(max_drafts, None)
-        self._steps = 0
-
-    def plan(
-        self,
-        replies: Sequence[DraftRecord],
-        limits: Sequence[int],
-        context: int,
-        *,
-        is_drafting: bool,
-    ) -> list[int]:
-        """Return how many tokens to draft for each reply in the next step."""
-        self._steps += 1
-        return [min(limit, self._steps % (self.max_drafts + 1)) for limit in limits]

@@ -175,9 +175,12 @@ class WorkingMemory:
         return int(own + context * (self.per_context + self.per_pair * tokens))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChunkCost:
-    """What a chunk takes: `rate` is in tokens a second, `memory` without what many rows take more."""
+    """What a chunk takes: `rate` is in tokens a second, `memory` without what many rows take more.
+
+    Rate and `many_rows` may be measured again later (tuning.py).
+    """
 
     rate: float
     memory: WorkingMemory

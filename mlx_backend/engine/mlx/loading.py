@@ -78,6 +78,11 @@ class Networks:
     draft: DraftNetwork | None
     options: EngineOptions
 
+    @property
+    def every(self) -> list[Any]:
+        """All networks, that of the draft model too."""
+        return [*self.by_adapter.values(), *([self.draft.network] if self.draft is not None else [])]
+
     def fresh_layers(self, adapter: str = "") -> LayerCaches:
         """Return empty caches for a prompt of which nothing is cached. Raises EngineError for impossible options."""
         return fresh_caches(self.by_adapter[adapter], self.options)

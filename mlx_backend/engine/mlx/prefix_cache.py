@@ -527,6 +527,7 @@ class PrefixStore:
         vision: Vision | None = None,
     ) -> None:
         self.prefixes = prefixes
+        self.is_paused = False  # while it is, nothing is stored
         self._features = vision.features if vision is not None else FeatureCache()
         self._disk = disk
         self._cache_budget = cache_budget
@@ -537,8 +538,8 @@ class PrefixStore:
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is ever stored."""
-        return self.prefixes.enabled or self._disk is not None
+        """Whether anything is stored."""
+        return not self.is_paused and (self.prefixes.enabled or self._disk is not None)
 
     def covered_tokens(self, sequence: DecodingSequence) -> int:
         """Return how many tokens of a prompt are cached in memory; not counted as use."""

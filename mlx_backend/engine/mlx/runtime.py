@@ -30,6 +30,7 @@ from mlx_backend.engine.mlx.loading import load_networks
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache, PrefixStore
 from mlx_backend.engine.mlx.rewinding import held_layers
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
+from mlx_backend.engine.mlx.tuning import Kernels
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
 from mlx_backend.engine.mlx.vision.tower import load_vision
 from mlx_backend.engine.mlx.warm_up import WarmUp
@@ -38,7 +39,7 @@ from mlx_backend.layers.many_rows import use_many_rows_layers
 from mlx_backend.layers.unread_outputs import find_unread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.loading import Networks
     from mlx_backend.engine.mlx.speculative import Drafter
     from mlx_backend.engine.mlx.vision.tower import Vision
+    from mlx_backend.layers.dequantize import Dequantizer
     from mlx_backend.layers.many_rows import ManyRows
     from mlx_backend.models.engine_options import EngineOptions
 
@@ -72,17 +74,20 @@ MIN_COMFORTABLE_TOKENS = 4096
 """Length of a conversation; a model that leaves memory for fewer tokens is warned about."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+@dataclass(slots=True, kw_only=True, weakref_slot=True)
 class Runtime:
     """A loaded model. `vision` is None for one that cannot see images here.
 
-    `many_rows` belongs to the layers with an implementation for many rows, if there are any. `chunk_cost` is what a
-    chunk of a prompt takes. `weight_bytes` are those of this process's part, with adapters, draft model and vision.
+    `many_rows` belongs to the layers with an implementation for many rows, if there are any; where its `kernels` are
+    compiled first, `use_many_rows` sets it later. `chunk_cost` is what a chunk of a prompt takes. `weight_bytes` are
+    those of this process's part, with adapters, draft model and vision.
     """
 
     options: EngineOptions
     networks: Networks
+    kernels: Kernels | None
     many_rows: ManyRows | None
+    warm_up: WarmUp
     abilities: Abilities
     vision: Vision | None
     weight_bytes: int
@@ -105,6 +110,28 @@ class Runtime:
     def filling_caches(self) -> AbstractContextManager[None]:
         """Return a context for runs whose logits are not read: layers that no cache depends on are left out."""
         return nullcontext() if self.many_rows is None else self.many_rows.without_unread()
+
+    def use_many_rows(self, find: Callable[[Any, mx.Dtype], Dequantizer | None]) -> Iterator[None]:
+        """Replace layers by those with an implementation for many rows, in slices; `find` is for them.
+
+        They use it only in these slices, until it is known what it takes.
+        """
+        many_rows = _many_rows_layers(self.networks, find)
+        if many_rows is None:
+            return
+
+        def try_and_measure() -> Iterator[None]:
+            if (yield from _try_many_rows(many_rows, self.networks)):
+                yield from self.warm_up.measure_many_rows(many_rows, self.chunk_cost)
+                self.many_rows = many_rows
+
+        slices, has_ended = try_and_measure(), False
+        while not has_ended:
+            many_rows.is_enabled = True
+            has_ended = next(slices, slices) is slices
+            many_rows.is_enabled = self.many_rows is not None
+            if not has_ended:
+                yield
 
 
 def load_runtime(
@@ -131,11 +158,18 @@ def load_runtime(
         )
         if ranks is not None:
             ranks.check_alike(networks.model.folder, options)
+        # Processes that share a model have to do the same runs, and would find different layers right.
+        kernels = Kernels.of(networks) if ranks is None else None
+        if kernels is not None:
+            cleanup.callback(kernels.close)
         try:
-            # Processes that share a model would time layers differently, and have to do the same runs.
-            many_rows = _use_many_rows_layers(networks) if ranks is None else None
+            many_rows = _many_rows_layers(networks) if ranks is None and kernels is None else None
+            if many_rows is not None and not _run_to_end(_try_many_rows(many_rows, networks)):
+                many_rows = None
             cost = _first_run(networks)
+            on_progress(0.97)
             abilities = try_networks(networks, ranks)
+            on_progress(0.98)
         except EngineError:
             raise
         except Exception as error:
@@ -156,9 +190,15 @@ def load_runtime(
             limit, weights, cost, are_alike = ranks.agree_on_memory(limit, weights, cost)
         reservation.limit = limit
         reservation.set_weights(weights)
-        chunk_cost = _measure(
-            networks, many_rows, device, ranks, cost, int(reservation.room * MEASURED_SHARE)
-        )
+        warm_up = _warm_up(networks, ranks, cost, int(reservation.room * MEASURED_SHARE))
+        with device.lock:  # MLX counts the memory of all models together
+            chunk_cost = warm_up.measure(many_rows)
+            if many_rows is not None:
+                for _ in warm_up.measure_many_rows(many_rows, chunk_cost):
+                    pass
+        if is_gpu() and ranks is not None:  # see Tuning
+            for _ in warm_up.run_lengths(options.warm_up_seconds):
+                pass
         budget = _cache_budget(reservation, device, ranks, cost, chunk_cost, abilities, vision)
         _check_room(budget, cost, networks)
         prefixes = PrefixCache(
@@ -172,7 +212,9 @@ def load_runtime(
         return Runtime(
             options=options,
             networks=networks,
+            kernels=kernels,
             many_rows=many_rows,
+            warm_up=warm_up,
             abilities=abilities,
             vision=vision,
             weight_bytes=weight_bytes,
@@ -191,33 +233,35 @@ def _reserve_weights(reservation: MemoryReservation, has_own_limit: bool, name: 
     reservation.set_weights(total)
 
 
-def _use_many_rows_layers(networks: Networks) -> ManyRows | None:
-    """Replace the layers for which another implementation is faster with many rows; return None if none was replaced.
+def _many_rows_layers(
+    networks: Networks, find: Callable[[Any, mx.Dtype], Dequantizer | None] | None = None
+) -> ManyRows | None:
+    """Replace the layers that have an implementation for many rows (layers/many_rows.py)."""
+    every = networks.every
+    return use_many_rows_layers(
+        every, coarsest_dtype(every[0]), dequantize=networks.options.dequantize, find=find
+    )
 
-    They are tried in the networks. What such layers are is in layers/many_rows.py.
-    """
-    options, draft = networks.options, networks.draft
+
+def _try_many_rows(many_rows: ManyRows, networks: Networks) -> Generator[None, None, bool]:
+    """Try such layers in the networks, and find those that chunks can leave out; return whether they can be used."""
     answering = [
         (network, partial(networks.fresh_layers, adapter)) for adapter, network in networks.by_adapter.items()
     ]
-    drafting = [(draft.network, partial(draft_layers, draft.network))] if draft is not None else []
-    every = [network for network, _ in (*answering, *drafting)]
-    many_rows = use_many_rows_layers(every, coarsest_dtype(every[0]), dequantize=options.dequantize)
-    if many_rows is None:
-        return None
     tokens = mx.zeros((1, TRIED_TOKENS), mx.int32)
     try:
         with many_rows.always():
             for network, make_caches in answering:
                 layers = make_caches()
-                run_first(network, tokens, layers, options)
+                run_first(network, tokens, layers, networks.options)
                 mx.eval(_contents(layers))
-            for network, make_caches in drafting:
-                mx.eval(_filled(network, make_caches, tokens))
+            if (draft := networks.draft) is not None:
+                mx.eval(_filled(draft.network, partial(draft_layers, draft.network), tokens))
     except Exception as error:  # such as a network that is compiled, and cannot wait for its layers
         log.warning("Weights are not dequantised for long prompts, and rows not grouped by expert: %r", error)
         many_rows.is_enabled = False
-        return None
+        return False
+    yield
     for each in answering:
         try:
             number = find_unread(many_rows, partial(_filled, *each, tokens[:, :FEW_TOKENS]))
@@ -225,7 +269,8 @@ def _use_many_rows_layers(networks: Networks) -> ManyRows | None:
             log.debug("Every layer is computed in every chunk of a prompt: %r", error)
         else:
             log.debug("%d layers are left out of chunks that do not end a prompt.", number)
-    return many_rows
+        yield
+    return True
 
 
 def _filled(network: Any, make_caches: Callable[[], LayerCaches], tokens: mx.array) -> list[mx.array]:
@@ -233,6 +278,15 @@ def _filled(network: Any, make_caches: Callable[[], LayerCaches], tokens: mx.arr
     layers = make_caches()
     network(tokens, cache=layers)
     return _contents(layers)
+
+
+def _run_to_end[T](slices: Generator[None, None, T]) -> T:
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 def _contents(layers: LayerCaches) -> list[mx.array]:
@@ -255,20 +309,12 @@ def _first_run(networks: Networks) -> CacheCost:
     return CacheCost.of(layers, WARM_UP_TOKENS)
 
 
-def _measure(
-    networks: Networks,
-    many_rows: ManyRows | None,
-    device: Device,
-    ranks: MLXRanks | None,
-    cost: CacheCost,
-    room: int,
-) -> ChunkCost:
-    """Run chunks of the lengths that prompts will have, and return what one takes."""
+def _warm_up(networks: Networks, ranks: MLXRanks | None, cost: CacheCost, room: int) -> WarmUp:
     far = FAR
     while far >= MIN_FAR and cost(far) > room:
         far //= 2
     options, model = networks.options, networks.model
-    warm_up = WarmUp(
+    return WarmUp(
         model.network,
         networks.fresh_layers,
         max_tokens=options.context_length or model.context_length,
@@ -277,13 +323,7 @@ def _measure(
         num_tokens=model.tokenizer.vocabulary_size,
         agree=(lambda value: value) if ranks is None else (lambda value: max(ranks.all_gather(value))),
         prepares=prepares_for_lengths(),
-        many_rows=many_rows,
     )
-    if is_gpu():  # a CPU prepares nothing for a length
-        # Half of the time is for requests, which several ranks do not run.
-        warm_up.run_lengths(options.warm_up_seconds / (2 if ranks is None else 1))
-    with device.lock:  # MLX counts the memory of all models together
-        return warm_up.measure()
 
 
 def _cache_budget(

@@ -1,8 +1,8 @@
-"""Warm-up of a loaded network: measures how long chunks take and, on a GPU, does all that is slow the first time.
+"""Runs of a loaded network on tokens that mean nothing: how long chunks take, in how much memory, and of what lengths.
 
-Kernels are compiled or loaded when they are first used, and MLX's CUDA backend chooses algorithms for every new shape
-of a matrix. In the first process on a fresh H200, the first prompt next to a running reply stopped it for 2.9 seconds,
-although lengths had been run; in later processes for 0.25. No request has to wait for what is done here.
+Kernels are loaded when they are first used, and MLX's CUDA backend chooses algorithms for every new shape of a matrix.
+In the first process on a fresh H200, the first prompt next to a running reply stopped it for 2.9 seconds, although
+lengths had been run; in later processes for 0.25.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mlx_backend.engine.mlx.chunk_cost import (
 from mlx_backend.engine.mlx.kv_cache import can_lengthen, lengthen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.layers.many_rows import ManyRows
@@ -46,6 +46,8 @@ MEASUREMENTS = 3
 """Number of measurements of memory where they are fast: what a CPU frees late hides some of it."""
 GROWTH = 3.0
 """How many times as long as one length the next may take."""
+MAX_RUN_SECONDS = 0.3
+"""Time of the run of a length that a request may have to wait for, as far as can be known before."""
 
 
 class WarmUp:
@@ -54,8 +56,9 @@ class WarmUp:
     `agree` gets a figure of this process and returns the largest of all processes that share the model: they have to
     do the same runs. No run is longer than `max_tokens`. The working memory of chunks after a long text is measured at
     position `far`, with chunks that need no more than `room` bytes. The model's token ids are below `num_tokens`.
-    `prepares` says that the device takes time for a length that is new to it, which is then not measured. `many_rows`
-    belongs to the layers with an implementation for many rows, if there are any; then this process has the whole model.
+    `prepares` says that the device takes time for a length that is new to it, which is then not measured.
+
+    What takes long is a generator, and yields after each run.
     """
 
     def __init__(
@@ -69,7 +72,6 @@ class WarmUp:
         num_tokens: int,
         agree: Callable[[float], float],
         prepares: bool = False,
-        many_rows: ManyRows | None = None,
     ) -> None:
         self._network = network
         self._make_caches = make_caches
@@ -80,19 +82,19 @@ class WarmUp:
         self._num_tokens = min(num_tokens, VARIOUS_TOKENS)
         self._agree = agree
         self._prepares = prepares
-        self._many_rows = many_rows
 
-    def run_lengths(self, seconds: float) -> None:
+    def run_lengths(self, seconds: float) -> Iterator[None]:
         """Run the lengths that chunks have, short ones first, for about `seconds` at most."""
         started, last = perf_counter(), 0.0
         done: list[int] = []
         for size in PADDED_SIZES:
             elapsed = self._agree(perf_counter() - started)
-            if size > self._max_tokens or elapsed + GROWTH * last > seconds:
+            if size > self._max_tokens or elapsed + GROWTH * last > seconds or last > MAX_RUN_SECONDS:
                 break
             [(taken, _)] = self._run([size])
             last = self._agree(taken)
             done.append(size)
+            yield
         if done:
             log.info(
                 "Prompts of up to %d tokens were run to warm up, in %.1f s.",
@@ -100,30 +102,42 @@ class WarmUp:
                 perf_counter() - started,
             )
 
-    def measure(self) -> ChunkCost:
-        """Run a few chunks, and return what they took."""
-        many_rows = self._many_rows
-        if many_rows is None or not (sizes := self._many_rows_sizes(many_rows)):
+    def measure(self, many_rows: ManyRows | None = None) -> ChunkCost:
+        """Run a few chunks, and return what they took.
+
+        With `many_rows`, of layers that have an implementation for many rows, their products take no memory here:
+        dequantised weights would hide that of the rest, and `measure_many_rows` adds it.
+        """
+        if many_rows is None:
             chunks = self._two_chunks()
             return ChunkCost((self._measured_tokens + RUN_OVERHEAD) / chunks[0], self._measure_memory(chunks))
+        with many_rows.without_products():
+            two = max((self._two_chunks() for _ in range(MEASUREMENTS)), key=lambda each: each[2] - each[1])
+            return ChunkCost(
+                (self._measured_tokens + RUN_OVERHEAD) / two[0], self._measure_memory(two, MEASUREMENTS)
+            )
+
+    def measure_many_rows(self, many_rows: ManyRows, cost: ChunkCost) -> Iterator[None]:
+        """Measure chunks in which layers use their implementation for many rows, and note in `cost` what they take."""
+        sizes = self._many_rows_sizes(many_rows)
         seconds: dict[int, float] = {}
         for size in sizes:
             if self._prepares:
                 self._run([size])
+                yield
             with many_rows.without_unread():  # as chunks are run
                 [(seconds[size], _)] = self._run([size])
+            yield
             if seconds[size] > MAX_MEASURED_SECONDS:
                 break
+        if not sizes:
+            return
         longest = max(seconds)
         with many_rows.always():
             [(_, nbytes)] = self._run([longest])
-        # Without products: dequantised weights would hide the memory of the rest, and quantised kernels are slow.
-        with many_rows.without_products():
-            two = max((self._two_chunks() for _ in range(MEASUREMENTS)), key=lambda each: each[2] - each[1])
-            memory = self._measure_memory(two, MEASUREMENTS)
-        nbytes = max(0, nbytes - memory(longest, longest)) + many_rows.max_pending_bytes
-        rate = (sizes[0] + RUN_OVERHEAD) / seconds[sizes[0]]
-        return ChunkCost(rate, memory, ManyRowsCost(seconds, nbytes))
+        nbytes = max(0, nbytes - cost.memory(longest, longest)) + many_rows.max_pending_bytes
+        cost.rate = (sizes[0] + RUN_OVERHEAD) / seconds[sizes[0]]
+        cost.many_rows = ManyRowsCost(seconds, nbytes)
 
     def _two_chunks(self) -> tuple[float, float, float]:
         """Run two chunks, one after the other; return the seconds of the second one, and the bytes of both."""

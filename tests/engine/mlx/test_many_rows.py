@@ -24,8 +24,10 @@ def small_layers_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the implementation for many rows found faster, for any number of rows that is tried."""
-    monkeypatch.setattr(f"{MODULE}._seconds", lambda layer, _: float(not hasattr(layer, "many_rows")))
+    """Have the implementation for many rows used for a few."""
+    monkeypatch.setattr(f"{MODULE}.MIN_ROWS", 2)
+    monkeypatch.setattr(f"{MODULE}.MIN_ROWS_OF_SMALL_FLOATS", 2)
+    monkeypatch.setattr(f"{MODULE}.has_fast_blas", lambda: True)
 
 
 @pytest.fixture(scope="module", params=["float32", "affine", "mxfp4"])

@@ -1,5 +1,6 @@
 """What is run when a model is loaded: its speed and its working memory, and on a GPU what is slow the first time."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,14 @@ def test_a_warm_up_leaves_nothing_behind_and_changes_no_reply(
     with load_engine(folder) as engine:
         expected = replies(engine)
     caplog.set_level("INFO")
-    for module in ("runtime", "batch"):
+    for module in ("runtime", "tuning"):
         monkeypatch.setattr(f"mlx_backend.engine.mlx.{module}.is_gpu", lambda: True)
     with load_engine(folder, warm_up_seconds=0) as engine:
         assert replies(engine) == expected
     assert "to warm up" not in caplog.text
     with engine_and_batch(folder, warm_up_seconds=60, context_length=512) as (engine, batch):
+        while engine.status().detail:
+            time.sleep(0.01)
         assert batch.steps > 0
         assert not batch.sequences
         assert len(batch.runtime.prefix_store.prefixes) == 0
@@ -56,14 +59,16 @@ def test_a_warm_up_stops_before_its_time_is_up() -> None:
             sizes.extend(lengths)
             return [(0.1, 0)]
 
-    Timed(
+    warm_up = Timed(
         None, list, max_tokens=4096, far=2048, room=1 << 30, num_tokens=9, agree=lambda value: value
-    ).run_lengths(0.25)
+    )
+    list(warm_up.run_lengths(0.25))
     assert sizes == [PADDED_SIZES[0]], "three times 0.1 seconds are too much"
     sizes.clear()
-    Timed(
+    warm_up = Timed(
         None, list, max_tokens=100, far=2048, room=1 << 30, num_tokens=9, agree=lambda value: value
-    ).run_lengths(60)
+    )
+    list(warm_up.run_lengths(60))
     assert sizes == [each for each in PADDED_SIZES if each <= 100]
 
 

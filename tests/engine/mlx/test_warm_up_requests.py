@@ -13,10 +13,11 @@ from mlx_lm.models import base
 
 from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, Sampling
-from mlx_backend.engine.mlx.batch import FIRST, LONG, SECOND, MLXBatch, answer_warm_up_requests
+from mlx_backend.engine.mlx.batch import MLXBatch
+from mlx_backend.engine.mlx.tuning import FIRST, LONG, SECOND, answer_requests
 from mlx_backend.models.engine_options import EngineOptions
 
-MODULES = ("runtime", "batch_trial", "prefill_queue", "decode", "batch")
+MODULES = ("runtime", "batch_trial", "prefill_queue", "decode", "tuning")
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_the_requests_of_a_warm_up_leave_nothing_behind(windowed: Path, drafts: 
         expected = [generate(plain, [each])[0].tokens for each in requests()]
     with loaded_batch(windowed, **options) as batch:
         pacer, rate = batch.draft_pacer, batch.prefill_queue.pacer.rate
-        answer_warm_up_requests(batch, context_length=1024, seconds=60)
+        list(answer_requests(batch, context_length=1024, seconds=60))
         assert not batch.sequences
         assert not batch._decoders, "theirs would go on drafting in every step"
         assert batch.draft_pacer is pacer
@@ -102,7 +103,7 @@ def test_a_first_reply_that_the_model_would_end_goes_on_until_the_long_prompt_is
             return step()
 
         monkeypatch.setattr(batch, "step", noted)
-        answer_warm_up_requests(batch, context_length=1024, seconds=60)
+        list(answer_requests(batch, context_length=1024, seconds=60))
     assert {FIRST} in together
     assert {FIRST, SECOND} in together
     assert {FIRST, LONG} in together
@@ -116,7 +117,7 @@ def test_the_requests_of_a_warm_up_take_nothing_that_other_models_have_cached(wi
     reservation, other = device.memory._reservations[0], device.memory.reserve(0)
     other.on_change = lambda: asked.append(reservation.asked)
     other.set_working(1_900_000, cached=1_900_000)
-    answer_warm_up_requests(batch, context_length=1024, seconds=5)
+    list(answer_requests(batch, context_length=1024, seconds=5))
     assert not asked
     assert not batch.admits(GenerationRequest(prompt=[20] * 300, max_tokens=100))
     assert asked, "as a request does"

@@ -1,0 +1,275 @@
+"""Compiles the kernels that a network needs for many rows, in other processes, while it runs without them.
+
+MLX's CUDA build compiles most kernels when they are first used, and stores them in a folder. What is for many rows of
+quantised matrices takes NVIDIA's compiler 10 to 40 seconds each: in the server's own process every request would wait
+for that, since MLX compiles one after the other and looks none up meanwhile. So a process for each kind of layer and
+number of rows makes a small layer like it and computes with it. Its kernels go into a folder of its own first, and are
+moved from there: MLX, which writes in place, might otherwise load a half of one. What was found out goes there too, and
+the next start has nothing to do.
+
+    python -m mlx_backend.layers.kernel_compiler FOLDER < a job as JSON
+
+Knows kinds of layers; nothing of networks or requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+log = logging.getLogger(__name__)
+
+ROW_COUNTS = (8, 32, 64)
+"""Rows for which MLX has a kernel each, of 16, 32 and 64 rows."""
+MAX_PROCESSES = 8
+"""Each takes half a gigabyte of the GPU's memory while it runs."""
+MAX_SECONDS = 300.0
+"""Time of one process, beyond which it is ended: the kernel is compiled when it is needed then."""
+ALIGNED_OUTPUTS, ALIGNED_INPUTS = 128, 64
+"""Multiples of these have other kernels than numbers between. Nothing else of a layer's size matters for a kernel."""
+EXPERTS = 4
+NICENESS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one process computes: a layer's product of so many rows, or both implementations for many rows.
+
+    `quantization` has mode, bits and group size; it is None for experts that are not quantised. `experts` is 0 for a
+    layer without.
+    """
+
+    inputs: int
+    outputs: int
+    experts: int
+    quantization: tuple[str, int, int] | None
+    dtype: str  # of weights that are not quantised, and of scales
+    activations: str
+    rows: int
+    is_for_many: bool
+
+    @property
+    def name(self) -> str:
+        """The name of the file in which is noted that it has been done."""
+        return f"{hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:24]}.done"
+
+
+class KernelCompiler:
+    """Does jobs, some at a time, and calls `on_done` when all are done, on a thread of its own.
+
+    `found` maps jobs to what they found out, as far as that is known; None for one that failed.
+    """
+
+    def __init__(self, jobs: Iterable[Job], folder: Path, on_done: Callable[[], None]) -> None:
+        self._folder = folder
+        self._on_done = on_done
+        self.found: dict[Job, dict[str, Any] | None] = {}
+        self.jobs = tuple(dict.fromkeys(jobs))
+        for job in self.jobs:
+            with suppress(OSError, ValueError):
+                self.found[job] = json.loads((folder / job.name).read_text())
+        # What takes longest first: kernels for whole blocks of outputs, and of more rows.
+        self._waiting = sorted(
+            (job for job in self.jobs if job not in self.found),
+            key=lambda job: (job.outputs == ALIGNED_OUTPUTS, job.rows),
+        )
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._began = perf_counter()
+        count = min(len(self._waiting), MAX_PROCESSES, max(1, (os.cpu_count() or 1) // 2))
+        for _ in range(count):
+            threading.Thread(target=self._work, name="kernels", daemon=True).start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all jobs are done."""
+        return len(self.found) == len(self.jobs)
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._lock:
+            self._is_closed = True
+            for process in self._running:
+                process.kill()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if self._is_closed or not self._waiting:
+                    return
+                job = self._waiting.pop()
+            found = self._do(job)
+            with self._lock:
+                self.found[job] = found
+                if self._is_closed or not self.is_done:
+                    continue
+            seconds = perf_counter() - self._began
+            log.info("Kernels for %d kinds of products were compiled, in %.0f s.", len(self.jobs), seconds)
+            self._on_done()
+
+    def _do(self, job: Job) -> dict[str, Any] | None:
+        folders = [str(Path(__file__).parents[2]), *filter(None, sys.path)]
+        own = self._folder / f"{job.name}.{os.getpid()}"
+        try:
+            with self._lock:
+                if self._is_closed:
+                    return None
+                process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, str(self._folder)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(folders), "MLX_PTX_CACHE_DIR": str(own)},
+                    start_new_session=True,  # no signals of a terminal
+                )
+                self._running.add(process)
+            try:
+                assert process.stdin is not None
+                process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
+                process.stdin.flush()  # and stays open: its end is the process's too
+                output = _output_of(process)
+            finally:
+                process.kill()
+                with self._lock:
+                    self._running.discard(process)
+            found: dict[str, Any] = json.loads((self._folder / job.name).read_text())
+        except (OSError, ValueError) as error:
+            if not self._is_closed:
+                log.warning("Kernels could not be compiled in the background: %r", error)
+            return None
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
+        if output:
+            log.debug("While kernels were compiled: %s", output)
+        return found
+
+
+def _output_of(process: subprocess.Popen[bytes]) -> str:
+    """Wait for the end of a process, and return what it wrote."""
+    watchdog = threading.Timer(MAX_SECONDS, process.kill)
+    watchdog.start()
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with process.stdout as stdout:
+            output = stdout.read().decode(errors="replace").strip()
+        process.wait()
+        process.stdin.close()
+    finally:
+        watchdog.cancel()
+    return output[-2000:]
+
+
+def jobs_for(layers: Sequence[Any], candidates: Sequence[Any], activations: Any) -> dict[Job, list[Any]]:
+    """Return the jobs for a network's layers, each with the layers that it is for.
+
+    `candidates` are those that have an implementation for many rows.
+    """
+    jobs: dict[Job, list[Any]] = {}
+    for layer in layers:
+        is_mixture = layer["weight"].ndim == 3
+        for rows in (ROW_COUNTS[:1] if is_mixture else ROW_COUNTS) if "scales" in layer else ():
+            jobs.setdefault(_job(layer, rows, activations, is_for_many=False), []).append(layer)
+    for layer in candidates:
+        jobs.setdefault(_job(layer, ROW_COUNTS[-1], activations, is_for_many=True), []).append(layer)
+    return jobs
+
+
+def _job(layer: Any, rows: int, activations: Any, *, is_for_many: bool) -> Job:
+    weight, scales = layer["weight"], layer.get("scales")
+    is_quantised = scales is not None
+    inputs = scales.shape[-1] * layer.group_size if is_quantised else weight.shape[-1]
+    # What is for many rows is multiplied by kernels that take any number.
+    is_aligned = weight.shape[-2] % ALIGNED_OUTPUTS == 0 and not is_for_many
+    dtype = (
+        activations if is_quantised and layer.mode != "affine" else (scales if is_quantised else weight).dtype
+    )
+    return Job(
+        inputs=4 * ALIGNED_INPUTS + inputs % ALIGNED_INPUTS,
+        outputs=ALIGNED_OUTPUTS if is_aligned else ALIGNED_OUTPUTS * 3 // 2,
+        experts=EXPERTS if weight.ndim == 3 else 0,
+        quantization=(layer.mode, layer.bits, layer.group_size) if is_quantised else None,
+        dtype=str(dtype).rpartition(".")[2],
+        activations=str(activations).rpartition(".")[2],
+        rows=rows,
+        is_for_many=is_for_many,
+    )
+
+
+def do(job: Job) -> dict[str, Any]:
+    """Do a job in this process, and return what was found out."""
+    import mlx.core as mx
+    from mlx import nn
+    from mlx_lm.models.switch_layers import SwitchLinear
+
+    from mlx_backend.layers.dequantize import dequantized_by_kernel
+    from mlx_backend.layers.few_rows import use_few_rows
+    from mlx_backend.layers.many_rows import inputs_of, right_dequantizer
+
+    if job.experts:
+        layer = SwitchLinear(job.inputs, job.outputs, job.experts)
+    else:
+        layer = nn.Linear(job.inputs, job.outputs)
+    layer.set_dtype(getattr(mx, job.dtype))
+    if job.quantization is not None:
+        mode, bits, group_size = job.quantization
+        layer = layer.to_quantized(group_size=group_size, bits=bits, mode=mode)
+    activations = getattr(mx, job.activations)
+    if not job.is_for_many:
+        given = inputs_of(layer, job.rows, activations)[
+            :2
+        ]  # rows of experts are only sorted if there are many
+        mx.eval(layer(*given))
+        return {}
+    use_few_rows()
+    dequantizer = right_dequantizer(layer, activations)
+    return {"is_right": dequantizer is not None, "by_kernel": dequantizer is dequantized_by_kernel}
+
+
+def main() -> None:
+    """Do the job that standard input has, and end as soon as that ends."""
+    line = sys.stdin.readline()
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    os.nice(NICENESS)
+    fields = json.loads(line)
+    if fields["quantization"] is not None:
+        fields["quantization"] = tuple(fields["quantization"])
+    job = Job(**fields)
+    found = do(job)
+    folder, own = Path(sys.argv[1]), Path(os.environ["MLX_PTX_CACHE_DIR"])
+    # A kernel last: MLX looks for it, and then for what else there is of it.
+    for path in sorted(own.rglob("*"), key=lambda path: path.suffix == ".ptx"):
+        if path.is_file():
+            target = folder / path.relative_to(own)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
+    note = own / job.name
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps(found))
+    note.replace(folder / job.name)
+    sys.stdout.flush()
+    os._exit(0)  # MLX's streams need no end
+
+
+def _end_with_input() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
