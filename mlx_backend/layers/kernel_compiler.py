@@ -1,7 +1,7 @@
 """Compiles the kernels that a network needs for many rows, in other processes, while it runs without them.
 
 MLX's CUDA build compiles most kernels when they are first used, and stores them in a folder. What is for many rows of
-quantised matrices takes NVIDIA's compiler 10 to 40 seconds each: in the server's own process every request would wait
+quantised matrices takes NVIDIA's compiler 15 to 35 seconds each: in the server's own process every request would wait
 for that, since MLX compiles one after the other and looks none up meanwhile. So a process for each kind of layer and
 number of rows makes a small layer like it and computes with it. Its kernels go into a folder of its own first, and are
 moved from there: MLX, which writes in place, might otherwise load a half of one. What was found out goes there too, and
@@ -26,7 +26,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models.switch_layers import SwitchLinear
+
+from mlx_backend.layers.dequantize import dequantized_by_kernel
+from mlx_backend.layers.few_rows import use_few_rows
+from mlx_backend.layers.many_rows import inputs_of, right_dequantizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -45,27 +53,31 @@ EXPERTS = 4
 NICENESS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What one process computes: a layer's product of so many rows, or both implementations for many rows.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelJob:
+    """What one process computes: a layer's product of so many rows, both implementations for many rows, or indexing.
 
     `quantization` has mode, bits and group size; it is None for experts that are not quantised. `experts` is 0 for a
     layer without.
     """
 
-    inputs: int
-    outputs: int
-    experts: int
-    quantization: tuple[str, int, int] | None
-    dtype: str  # of weights that are not quantised, and of scales
-    activations: str
-    rows: int
-    is_for_many: bool
+    operation: Literal["few", "many", "take", "add", "maximum"]
+    inputs: int = 0
+    outputs: int = 0
+    experts: int = 0
+    quantization: tuple[str, int, int] | None = None
+    dtype: str = "float32"  # of weights that are not quantised, and of scales
+    activations: str = "float32"
+    rows: int = 0
 
     @property
     def name(self) -> str:
         """The name of the file in which is noted that it has been done."""
         return f"{hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:24]}.done"
+
+
+INDEXING = tuple(KernelJob(operation=each) for each in ("take", "add", "maximum"))
+"""What sampling needs. Each takes 5 to 10 seconds."""
 
 
 class KernelCompiler:
@@ -74,15 +86,15 @@ class KernelCompiler:
     `found` maps jobs to what they found out, as far as that is known; None for one that failed.
     """
 
-    def __init__(self, jobs: Iterable[Job], folder: Path, on_done: Callable[[], None]) -> None:
+    def __init__(self, jobs: Iterable[KernelJob], folder: Path, on_done: Callable[[], None]) -> None:
         self._folder = folder
         self._on_done = on_done
-        self.found: dict[Job, dict[str, Any] | None] = {}
+        self.found: dict[KernelJob, dict[str, Any] | None] = {}
         self.jobs = tuple(dict.fromkeys(jobs))
         for job in self.jobs:
             with suppress(OSError, ValueError):
                 self.found[job] = json.loads((folder / job.name).read_text())
-        # What takes longest first: kernels for whole blocks of outputs, and of more rows.
+        # From the end, what takes longest: kernels for whole blocks of outputs, and of more rows.
         self._waiting = sorted(
             (job for job in self.jobs if job not in self.found),
             key=lambda job: (job.outputs == ALIGNED_OUTPUTS, job.rows),
@@ -119,10 +131,10 @@ class KernelCompiler:
                 if self._is_closed or not self.is_done:
                     continue
             seconds = perf_counter() - self._began
-            log.info("Kernels for %d kinds of products were compiled, in %.0f s.", len(self.jobs), seconds)
+            log.info("Kernels for %d operations were compiled, in %.0f s.", len(self.jobs), seconds)
             self._on_done()
 
-    def _do(self, job: Job) -> dict[str, Any] | None:
+    def _do(self, job: KernelJob) -> dict[str, Any] | None:
         folders = [str(Path(__file__).parents[2]), *filter(None, sys.path)]
         own = self._folder / f"{job.name}.{os.getpid()}"
         try:
@@ -175,31 +187,30 @@ def _output_of(process: subprocess.Popen[bytes]) -> str:
     return output[-2000:]
 
 
-def jobs_for(layers: Sequence[Any], candidates: Sequence[Any], activations: Any) -> dict[Job, list[Any]]:
-    """Return the jobs for a network's layers, each with the layers that it is for.
-
-    `candidates` are those that have an implementation for many rows.
-    """
-    jobs: dict[Job, list[Any]] = {}
+def jobs_for(
+    layers: Sequence[Any], candidates: Sequence[Any], activations: mx.Dtype
+) -> dict[KernelJob, list[Any]]:
+    """Return the jobs for a network's quantised `layers`, and for those that have an implementation for many rows."""
+    jobs: dict[KernelJob, list[Any]] = {job: [] for job in INDEXING}
     for layer in layers:
-        is_mixture = layer["weight"].ndim == 3
-        for rows in (ROW_COUNTS[:1] if is_mixture else ROW_COUNTS) if "scales" in layer else ():
-            jobs.setdefault(_job(layer, rows, activations, is_for_many=False), []).append(layer)
+        for rows in ROW_COUNTS:
+            jobs.setdefault(_job("few", layer, rows, activations), []).append(layer)
     for layer in candidates:
-        jobs.setdefault(_job(layer, ROW_COUNTS[-1], activations, is_for_many=True), []).append(layer)
+        jobs.setdefault(_job("many", layer, ROW_COUNTS[-1], activations), []).append(layer)
     return jobs
 
 
-def _job(layer: Any, rows: int, activations: Any, *, is_for_many: bool) -> Job:
+def _job(operation: Literal["few", "many"], layer: Any, rows: int, activations: mx.Dtype) -> KernelJob:
     weight, scales = layer["weight"], layer.get("scales")
     is_quantised = scales is not None
     inputs = scales.shape[-1] * layer.group_size if is_quantised else weight.shape[-1]
     # What is for many rows is multiplied by kernels that take any number.
-    is_aligned = weight.shape[-2] % ALIGNED_OUTPUTS == 0 and not is_for_many
+    is_aligned = weight.shape[-2] % ALIGNED_OUTPUTS == 0 and operation == "few"
     dtype = (
         activations if is_quantised and layer.mode != "affine" else (scales if is_quantised else weight).dtype
     )
-    return Job(
+    return KernelJob(
+        operation=operation,
         inputs=4 * ALIGNED_INPUTS + inputs % ALIGNED_INPUTS,
         outputs=ALIGNED_OUTPUTS if is_aligned else ALIGNED_OUTPUTS * 3 // 2,
         experts=EXPERTS if weight.ndim == 3 else 0,
@@ -207,20 +218,23 @@ def _job(layer: Any, rows: int, activations: Any, *, is_for_many: bool) -> Job:
         dtype=str(dtype).rpartition(".")[2],
         activations=str(activations).rpartition(".")[2],
         rows=rows,
-        is_for_many=is_for_many,
     )
 
 
-def do(job: Job) -> dict[str, Any]:
+def do(job: KernelJob) -> dict[str, Any]:
     """Do a job in this process, and return what was found out."""
-    import mlx.core as mx
-    from mlx import nn
-    from mlx_lm.models.switch_layers import SwitchLinear
-
-    from mlx_backend.layers.dequantize import dequantized_by_kernel
-    from mlx_backend.layers.few_rows import use_few_rows
-    from mlx_backend.layers.many_rows import inputs_of, right_dequantizer
-
+    if job in INDEXING:
+        values = mx.zeros((2, 64))
+        for dtype in (mx.int32, mx.uint32):
+            index = mx.zeros((2, 1), dtype)
+            match job.operation:
+                case "take":
+                    mx.eval(mx.take_along_axis(values, index, axis=-1))
+                case "add":
+                    mx.eval(values[0].at[index[0]].add(1.0))
+                case _:
+                    mx.eval(values[0].at[index[0]].maximum(1.0))
+        return {}
     if job.experts:
         layer = SwitchLinear(job.inputs, job.outputs, job.experts)
     else:
@@ -230,11 +244,8 @@ def do(job: Job) -> dict[str, Any]:
         mode, bits, group_size = job.quantization
         layer = layer.to_quantized(group_size=group_size, bits=bits, mode=mode)
     activations = getattr(mx, job.activations)
-    if not job.is_for_many:
-        given = inputs_of(layer, job.rows, activations)[
-            :2
-        ]  # rows of experts are only sorted if there are many
-        mx.eval(layer(*given))
+    if job.operation == "few":
+        mx.eval(layer(*inputs_of(layer, job.rows, activations)))
         return {}
     use_few_rows()
     dequantizer = right_dequantizer(layer, activations)
@@ -249,7 +260,7 @@ def main() -> None:
     fields = json.loads(line)
     if fields["quantization"] is not None:
         fields["quantization"] = tuple(fields["quantization"])
-    job = Job(**fields)
+    job = KernelJob(**fields)
     found = do(job)
     folder, own = Path(sys.argv[1]), Path(os.environ["MLX_PTX_CACHE_DIR"])
     # A kernel last: MLX looks for it, and then for what else there is of it.

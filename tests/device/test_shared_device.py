@@ -16,6 +16,7 @@ from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.chunk_cost import ChunkCost
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineBusy
+from mlx_backend.layers.many_rows import ManyRows
 
 LIMIT = 64 << 20
 REQUEST = GenerationRequest(prompt=[9, 10, 11], max_tokens=3)
@@ -71,9 +72,9 @@ def test_what_a_chunk_takes_is_measured_while_no_other_model_computes(
 ) -> None:
     device, held, measure = Device(LIMIT), [], WarmUp.measure
 
-    def watched(warm_up: WarmUp) -> ChunkCost:
+    def watched(warm_up: WarmUp, many_rows: ManyRows | None) -> ChunkCost:
         held.append(device.lock._held)
-        return measure(warm_up)
+        return measure(warm_up, many_rows)
 
     monkeypatch.setattr(WarmUp, "measure", watched)
     with load_engine(model, device=device):

@@ -84,7 +84,7 @@ class MLXBatch:
             raise EngineError(f"A prefill chunk of {options.prefill_chunk} tokens is too small.")
         self._source = model
         self._options = options
-        self.device = device
+        self._device = device
         self._model_id = model_id
         self._ranks = ranks
         self._runtime: Runtime | None = None
@@ -105,12 +105,12 @@ class MLXBatch:
     def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         """Load the model on this thread, warm it up, and see how much memory is left."""
         options, ranks = self._options, self._ranks
-        runtime = load_runtime(self._source, options, self.device, ranks, on_progress)
+        runtime = load_runtime(self._source, options, self._device, ranks, on_progress)
         model = runtime.networks.model
         tokenizer = model.tokenizer
         context_length = options.context_length or model.context_length
         self._runtime = runtime
-        self._wired = self.device.wired.add(runtime.weight_bytes)
+        self._wired = self._device.wired.add(runtime.weight_bytes)
         self._text_mask = text_token_mask(tokenizer.vocabulary_size, tokenizer.special_tokens.keys())
         self.steps = 0
         self.prefill_queue = PrefillQueue(runtime, self._forget, shared=ranks is not None)
@@ -119,7 +119,7 @@ class MLXBatch:
         self.draft_pacer = DraftPacer(options.draft_tokens, clock, replays=runtime.abilities.replays_drafts)
         self._computes_ahead = computes_ahead()
         # Processes that share a model have to do the same runs, and do them when it is loaded.
-        tuning = self._tuning = Tuning(self, context_length) if ranks is None else None
+        tuning = self._tuning = Tuning(self, self._device, context_length) if ranks is None else None
         return ModelInfo(
             model_id=self._model_id or model.name,
             context_length=context_length,
@@ -285,7 +285,7 @@ class MLXBatch:
         In this order, because sequences are admitted between two decode steps: so their first tokens do not wait for
         one more step of the others.
         """
-        with self.device.lock:
+        with self._device.lock:
             self.steps += 1
             if self.steps % STEPS_PER_CACHE_CLEAR == 0:
                 mx.clear_cache()

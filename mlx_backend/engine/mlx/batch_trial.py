@@ -40,7 +40,7 @@ from mlx_backend.engine.mlx.arrays import as_ints, coarsest_dtype
 from mlx_backend.engine.mlx.kv_cache import alias, can_merge, can_rewind, merged, select_rows
 from mlx_backend.engine.mlx.loading import names_of_unrewindable, why_no_drafts
 from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_packing
-from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
+from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, token_ids
 from mlx_backend.engine.mlx.rewinding import RewindPoint, can_take_back, has_to_replay
 from mlx_backend.engine.mlx.speculative import draft_layers
 from mlx_backend.errors import EngineError
@@ -192,7 +192,7 @@ class BatchTrial:
                 continue
             layers = self._make_caches()
             tokens = [*as_ints(each.text[0]), each.first, each.second]
-            singly = mx.stack([self._network(mx.array([[token]]), cache=layers)[0, -1] for token in tokens])
+            singly = mx.stack([self._network(token_ids([[token]]), cache=layers)[0, -1] for token in tokens])
             at_once = mx.concatenate([each.logits, each.after_first[None], each.after_second[None]])
             differences += _differences(singly, at_once)
         return differences
@@ -214,11 +214,11 @@ class BatchTrial:
         return self._references[attempt]
 
     def _run_one(self, tokens: Sequence[int], first: int, second: int) -> _Reference:
-        text, layers = mx.array([tokens]), self._make_caches()
+        text, layers = token_ids([tokens]), self._make_caches()
         logits = self._network(text, cache=layers)[0]
         before = _copies(layers)
-        after_first = self._network(mx.array([[first]]), cache=layers)[0, -1]
-        after_second = self._network(mx.array([[second]]), cache=layers)[0, -1]
+        after_first = self._network(token_ids([[first]]), cache=layers)[0, -1]
+        after_second = self._network(token_ids([[second]]), cache=layers)[0, -1]
         mx.eval(logits, after_first, after_second)
         return _Reference(text, first, second, before, logits, after_first, after_second)
 
@@ -227,11 +227,11 @@ class BatchTrial:
         for each in alone:
             layers, run = _copies(each.layers), [each.first, *TAKEN_BACK]
             point = RewindPoint(layers)
-            logits = self._network(mx.array([run]), cache=layers)[0]
+            logits = self._network(token_ids([run]), cache=layers)[0]
             mx.eval(logits)
             self._compare(logits[:1], [each.after_first], 1)
             again = run[: point.rewind(len(TAKEN_BACK), len(run))]
-            logits = self._network(mx.array([[*again, each.second]]), cache=layers)[0]
+            logits = self._network(token_ids([[*again, each.second]]), cache=layers)[0]
             self._compare(logits[-1:], [each.after_second], 1)
 
     def _pack_prompts(self, alone: Sequence[_Reference]) -> None:
@@ -241,33 +241,33 @@ class BatchTrial:
         prompts = [Segment(each.text, own) for each, own in zip(alone, layers, strict=True)]
         packed = run_packed(self._network, prompts[:2])
         self._compare(packed, [*one.logits, *other.logits], 2)
-        replies = Segment(mx.array([[one.first], [other.first]]), merged(layers[:2]))
+        replies = Segment(token_ids([[one.first], [other.first]]), merged(layers[:2]))
         packed = run_packed(self._network, [replies, prompts[2]])
         self._compare(packed, [one.after_first, other.after_first, *late.logits], 3)
-        own = [Segment(mx.array([[each.first]]), _copies(each.layers)) for each in alone[:2]]
+        own = [Segment(token_ids([[each.first]]), _copies(each.layers)) for each in alone[:2]]
         self._compare(run_packed(self._network, own), [one.after_first, other.after_first], 2)
 
     def _pack_long_prompts(self) -> None:
         """Run two prompts of many tokens together: whether the device can is all that is asked."""
-        texts = [mx.array([LONG_TEXT]), mx.array([LONG_TEXT[::-1]])]
+        texts = [token_ids([LONG_TEXT]), token_ids([LONG_TEXT[::-1]])]
         mx.eval(run_packed(self._network, [Segment(text, self._make_caches()) for text in texts]))
 
     def _run_together(self, alone: Sequence[_Reference], step: Step) -> None:
         """Run two texts, let a third join them and the first two leave; then as many rows as may matter."""
         one, other, late = alone
         layers = _merge([one, other])
-        logits = step(mx.array([[one.first], [other.first]]), layers)
+        logits = step(token_ids([[one.first], [other.first]]), layers)
         self._compare(logits, [one.after_first, other.after_first], 2)
         for layer, joining in zip(layers, _merge([late]), strict=True):
             layer.extend(joining)
-        logits = step(mx.array([[one.second], [other.second], [late.first]]), layers)
+        logits = step(token_ids([[one.second], [other.second], [late.first]]), layers)
         self._compare(logits, [one.after_second, other.after_second, late.after_first], 3)
         layers = select_rows([1], select_rows([1, 2], layers))
-        logits = self._network(mx.array([[late.second]]), cache=layers)[:, -1]
+        logits = self._network(token_ids([[late.second]]), cache=layers)[:, -1]
         self._compare(logits, [late.after_second], 3)
         for count in sorted({*ROW_COUNTS, *_head_counts(one.layers)}):
             rows = list(islice(cycle(reversed(alone)), count))
-            logits = step(mx.array([[each.first] for each in rows]), _merge(rows))
+            logits = step(token_ids([[each.first] for each in rows]), _merge(rows))
             self._compare(logits, [each.after_first for each in rows], count)
 
     def _step_rows(self, tokens: mx.array, layers: LayerCaches) -> mx.array:

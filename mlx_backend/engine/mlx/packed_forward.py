@@ -74,6 +74,14 @@ class Segment:
         return self.images is not None and self.images.positions is not None
 
 
+def token_ids(rows: Sequence[Sequence[int]]) -> mx.array:
+    """Return tokens as a network gets them ([rows, tokens]): of the type that sampled ones have.
+
+    MLX's CUDA build compiles a kernel for each type by which embeddings are looked up.
+    """
+    return mx.array(rows, dtype=mx.uint32)  # type: ignore[arg-type]  # declared as lists of lists
+
+
 def shift_of(rows: Sequence[int]) -> mx.array | None:
     """Return the `shift` of a segment with these rows; None if no row is shifted."""
     return mx.array(list(rows)) if any(rows) else None
@@ -168,7 +176,7 @@ def _blocks(segments: Sequence[Segment], caches: Sequence[Any]) -> list[mx.array
 def _forward(network: Any, tokens: mx.array, layers: Sequence[Any], segments: Sequence[Segment]) -> mx.array:
     embeddings = _embeddings(network, segments)
     named = {} if embeddings is None else {"input_embeddings": embeddings}
-    logits: mx.array = network(tokens, cache=layers, **named)
+    logits: mx.array = network(tokens.astype(mx.uint32), cache=layers, **named)
     return logits
 
 

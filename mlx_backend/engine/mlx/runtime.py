@@ -25,12 +25,12 @@ from mlx_backend.engine.mlx.arrays import coarsest_dtype
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH
 from mlx_backend.engine.mlx.batch_trial import try_networks
 from mlx_backend.engine.mlx.chunk_cost import CacheCost
+from mlx_backend.engine.mlx.kernels import Kernels
 from mlx_backend.engine.mlx.kv_cache import run_first
 from mlx_backend.engine.mlx.loading import load_networks
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache, PrefixStore
 from mlx_backend.engine.mlx.rewinding import held_layers
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
-from mlx_backend.engine.mlx.tuning import Kernels
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
 from mlx_backend.engine.mlx.vision.tower import load_vision
 from mlx_backend.engine.mlx.warm_up import WarmUp
@@ -248,7 +248,7 @@ def _try_many_rows(many_rows: ManyRows, networks: Networks) -> Generator[None, N
     answering = [
         (network, partial(networks.fresh_layers, adapter)) for adapter, network in networks.by_adapter.items()
     ]
-    tokens = mx.zeros((1, TRIED_TOKENS), mx.int32)
+    tokens = mx.zeros((1, TRIED_TOKENS), mx.uint32)
     try:
         with many_rows.always():
             for network, make_caches in answering:
@@ -296,7 +296,7 @@ def _contents(layers: LayerCaches) -> list[mx.array]:
 
 def _first_run(networks: Networks) -> CacheCost:
     """Run the networks once, which compiles their kernels; return what the caches of one reply cost."""
-    tokens, layers = mx.array([[0] * WARM_UP_TOKENS]), networks.fresh_layers()
+    tokens, layers = mx.zeros((1, WARM_UP_TOKENS), mx.uint32), networks.fresh_layers()
     run_first(networks.model.network, tokens, layers, networks.options)
     if networks.draft is not None or networks.options.draft_from_text:
         layers = [*layers, *held_layers(layers)]

@@ -14,6 +14,7 @@ sampler and its sequence goes on with unprocessed logits until the batch drops i
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -353,8 +354,8 @@ def keep_at_least(logprobs: mx.array, threshold: mx.array) -> mx.array:
 
 def text_token_mask(vocabulary_size: int, special: Collection[int]) -> mx.array:
     """Return 1 for every text token and 0 for every control token ([vocabulary])."""
-    mask = mx.ones(vocabulary_size)
-    if inside := [token for token in special if token < vocabulary_size]:
-        mask[mx.array(inside)] = 0.0
-    mx.eval(mask)
-    return mask
+    mask: Any = array("f", [1.0]) * vocabulary_size
+    for token in special:
+        if token < vocabulary_size:
+            mask[token] = 0.0
+    return mx.array(mask)  # not made on the device: for that CUDA would take ten seconds to compile a kernel

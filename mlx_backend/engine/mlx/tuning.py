@@ -16,34 +16,24 @@ Runs on the engine thread. Knows requests only to make some up.
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
-from mlx import nn
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear
-
-from mlx_backend.device.mlx import KERNEL_FOLDER_VARIABLE, is_gpu, prepares_for_lengths
+from mlx_backend.device.mlx import is_gpu, prepares_for_lengths
 from mlx_backend.engine.base import GenerationRequest, Sampling
-from mlx_backend.engine.mlx.arrays import coarsest_dtype
+from mlx_backend.engine.batch import Batch
 from mlx_backend.engine.mlx.draft_pacer import DraftPacer
 from mlx_backend.errors import EngineError
-from mlx_backend.layers.dequantize import dequantized, dequantized_by_kernel
-from mlx_backend.layers.few_rows import use_few_rows
-from mlx_backend.layers.kernel_compiler import KernelCompiler, jobs_for
-from mlx_backend.layers.many_rows import kind_of, many_rows_candidates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
-    import mlx.core as mx
-
-    from mlx_backend.engine.mlx.batch import MLXBatch
+    from mlx_backend.device import Device
     from mlx_backend.engine.mlx.draft_pacer import DraftRecord
-    from mlx_backend.engine.mlx.loading import Networks
-    from mlx_backend.layers.dequantize import Dequantizer
+    from mlx_backend.engine.mlx.prefill_queue import PrefillQueue
+    from mlx_backend.engine.mlx.runtime import Runtime
+    from mlx_backend.engine.mlx.sequences import DecodingSequence
 
 log = logging.getLogger(__name__)
 
@@ -52,74 +42,26 @@ BUSY_SECONDS = 5.0
 """Seconds between two slices while there are requests."""
 
 
-class Kernels:
-    """The kernels that networks need for many rows: compiled in other processes, if they are not there.
+class TunedBatch(Batch, Protocol):
+    """What of MLX's batch is needed here."""
 
-    Until they are, products of many rows are computed a few rows at a time. `on_done` may be set to a function to be
-    called, on another thread, when they are.
-    """
-
-    def __init__(self, networks: Networks, folder: Path) -> None:
-        every = networks.every
-        layers = [
-            layer
-            for network in every
-            for layer in network.modules()
-            if isinstance(layer, nn.QuantizedLinear | nn.QuantizedEmbedding | QuantizedSwitchLinear)
-            and layer.get("global_scale") is None
-        ]
-        candidates = many_rows_candidates(every, dequantize=networks.options.dequantize)
-        self._jobs = jobs_for(layers, candidates, coarsest_dtype(every[0]))
-        self.on_done: Callable[[], None] = lambda: None
-        self._compiler = KernelCompiler(self._jobs, folder, lambda: self.on_done())
-        self._stop = None if self.is_done else use_few_rows()
-        if not self.is_done:
-            log.info(
-                "Kernels for %d kinds of products are compiled in the background, since this machine has none yet. "
-                "Until then long prompts take longer, and so do many replies at once.",
-                len(self._jobs) - len(self._compiler.found),
-            )
-
-    @classmethod
-    def of(cls, networks: Networks) -> Kernels | None:
-        """Return those of a model's networks; None where MLX has no such kernels, or no folder to store them in."""
-        folder = os.environ.get(KERNEL_FOLDER_VARIABLE)
-        return cls(networks, Path(folder)) if prepares_for_lengths() and folder else None
+    sequences: dict[int, DecodingSequence]
+    prefill_queue: PrefillQueue
+    draft_pacer: DraftPacer
+    rate: float | None
 
     @property
-    def is_done(self) -> bool:
-        """Whether all have been compiled, or cannot be."""
-        return self._compiler.is_done
-
-    @property
-    def progress(self) -> str:
-        """How many have been compiled, for people."""
-        return f"{len(self._compiler.found)} of {len(self._jobs)}"
-
-    def find(self, layer: Any, _: mx.Dtype) -> Dequantizer | None:
-        """Return what dequantises layers like this one; None if they are not to be."""
-        kind = kind_of(layer)
-        for job, layers in self._jobs.items():
-            if job.is_for_many and any(kind_of(each) == kind for each in layers):
-                found = self._compiler.found.get(job)
-                if found is None or not found["is_right"]:
-                    return None
-                return dequantized_by_kernel if found["by_kernel"] else dequantized
-        return None
-
-    def close(self) -> None:
-        """End what is being compiled, and go back to MLX's own functions."""
-        self._compiler.close()
-        if self._stop is not None:
-            self._stop()
-            self._stop = None
+    def runtime(self) -> Runtime:
+        """The loaded model."""
+        ...
 
 
 class Tuning:
     """What is left to do for a model that is served. `doing` says what that is, for people; empty: nothing."""
 
-    def __init__(self, batch: MLXBatch, context_length: int) -> None:
+    def __init__(self, batch: TunedBatch, device: Device, context_length: int) -> None:
         self._batch = batch
+        self._device = device
         self._context_length = context_length
         self._answering: Iterator[None] | None = None
         self._work: Iterator[bool] | None = self._steps()
@@ -127,9 +69,7 @@ class Tuning:
         self._kernels = batch.runtime.kernels
         self._doing = ""
         if self._kernels is not None:
-            self._doing = (
-                "Kernels for long prompts are being compiled ({} kinds); until then slower ones serve."
-            )
+            self._doing = "Kernels for long prompts are being compiled ({}); until then slower ones serve."
         elif self._warms_up:
             self._doing = WARMING_UP
 
@@ -151,7 +91,7 @@ class Tuning:
                 return False
         try:
             # A step of made-up requests takes the lock itself.
-            with self._batch.device.lock if self._answering is None else nullcontext():
+            with self._device.lock if self._answering is None else nullcontext():
                 did = next(self._work)
         except StopIteration:
             self.close()
@@ -182,7 +122,7 @@ class Tuning:
         runtime = self._batch.runtime
         if (kernels := runtime.kernels) is not None:
             self._doing = (
-                "Kernels for long prompts are being compiled ({} kinds); until then the slower ones serve."
+                "Kernels for long prompts are being compiled ({}); until then the slower ones serve."
             )
             while not kernels.is_done:
                 yield False
@@ -221,7 +161,7 @@ MAX_DRAFTS = STEPS // 2 - 1
 """Length of the longest drafts; all lengths come twice."""
 
 
-def answer_requests(batch: MLXBatch, context_length: int, seconds: float) -> Iterator[None]:
+def answer_requests(batch: TunedBatch, context_length: int, seconds: float) -> Iterator[None]:
     """Answer prompts that mean nothing, the long one for about `seconds` at most, and forget them.
 
     Yields after each step. Closed at any time, it leaves nothing behind; until then no other request may be stepped.
@@ -248,7 +188,7 @@ def answer_requests(batch: MLXBatch, context_length: int, seconds: float) -> Ite
 
 
 @contextmanager
-def _unnoticed(batch: MLXBatch) -> Iterator[None]:
+def _unnoticed(batch: TunedBatch) -> Iterator[None]:
     """Within the block nothing is cached of prompts, and other models are not asked for memory."""
     store = batch.runtime.prefix_store
     store.is_paused = True
@@ -259,7 +199,7 @@ def _unnoticed(batch: MLXBatch) -> Iterator[None]:
         store.is_paused = False
 
 
-def _answer(batch: MLXBatch, context_length: int, seconds: float) -> Iterator[None]:
+def _answer(batch: TunedBatch, context_length: int, seconds: float) -> Iterator[None]:
     sampled = Sampling(temperature=0.7, top_p=0.9, seed=1)
     requests = {
         FIRST: GenerationRequest(prompt=[0] * PROMPT_TOKENS[FIRST], max_tokens=MAX_REPLY_TOKENS),

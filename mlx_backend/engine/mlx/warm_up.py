@@ -214,7 +214,7 @@ class WarmUp:
             layers = self._make_caches()
         for size in sizes:
             # Different ones: a mixture of experts would send equal tokens to the same few experts.
-            tokens = mx.random.randint(0, self._num_tokens, (1, size), key=mx.random.key(size))
+            tokens = mx.random.randint(0, self._num_tokens, (1, size), mx.uint32, key=mx.random.key(size))
             mx.eval(tokens)
             mx.reset_peak_memory()
             started = perf_counter()
