@@ -263,18 +263,22 @@ def main() -> None:
     job = KernelJob(**fields)
     found = do(job)
     folder, own = Path(sys.argv[1]), Path(os.environ["MLX_PTX_CACHE_DIR"])
-    # A kernel last: MLX looks for it, and then for what else there is of it.
-    for path in sorted(own.rglob("*"), key=lambda path: path.suffix == ".ptx"):
-        if path.is_file():
-            target = folder / path.relative_to(own)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(target)
+    move_kernels(own, folder)
     note = own / job.name
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(json.dumps(found))
     note.replace(folder / job.name)
     sys.stdout.flush()
     os._exit(0)  # MLX's streams need no end
+
+
+def move_kernels(own: Path, folder: Path) -> None:
+    """Move what MLX has stored in one folder to another, a kernel itself after what else there is of it."""
+    for path in sorted(own.rglob("*"), key=lambda path: path.suffix == ".ptx"):
+        if path.is_file():
+            target = folder / path.relative_to(own)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
 
 
 def _end_with_input() -> None:
