@@ -368,7 +368,7 @@ def test_where_memory_is_short_cached_prefixes_go_and_chunks_get_shorter_before_
     caches.reserve(0, 1024)
     cost = roomy.runtime.chunk_cost
     # What the second one would measure is not the same: when MLX frees what on a CPU depends on its threads.
-    monkeypatch.setattr(WarmUp, "measure", lambda _: cost)
+    monkeypatch.setattr(WarmUp, "measure", lambda *_: cost)
     limit = int((weights + caches.used + cost.working_bytes(8, 1024)) / 0.95) + 1000
     tight = watched(models["windowed"], memory_bytes=limit)
     tight.answers([request_for(prompt(0, 100))], chunks=20)
