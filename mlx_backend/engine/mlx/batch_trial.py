@@ -5,12 +5,12 @@ mlx-lm's networks are made for one sequence. Whether one can also run a batch of
 it has key-value heads and spreads their masks over the heads. AFM's layers that reuse keys rotate a padded row's
 queries too far. So a few short texts are run alone, and then in every way in which sequences are run together: merged,
 joined later, left by others, extracted, and as many rows as there are key-value heads. Each step's logits are
-compared, row by row. It takes about twenty runs of a few tokens.
+compared, row by row. It takes about forty runs of a few tokens.
 
 What a network does may change with a text's length: a window is full, there are more blocks than are attended, another
 scale begins. MiniMax M3 counts its blocks from the start of the padding, and is wrong as soon as one is left out. Texts
-of real such lengths would take minutes, so lengths are made short while a network is tried (`short_spans`): whatever
-its modules and their settings call a window, block, chunk, stride, position or an index's top k is `SHORT_SPAN`. It
+of such lengths would take minutes, so a network is tried once more with short ones (`short_spans`): whatever its
+modules and their settings call a window, block, chunk, stride, position or an index's top k is `SHORT_SPAN` then. It
 runs the same code, with the same weights.
 
 Where a network with states is to have drafts (rewinding.py), it is also tried, with each text alone, whether tokens can
@@ -138,23 +138,28 @@ class BatchTrial:
     def try_packing(self, *, many_tokens: bool = False) -> None:
         """Patch the network and try packed runs, with `many_tokens` also of long prompts. Raises BatchTrialError."""
         patch_for_packing(self._network)
-        with short_spans(self._network, self._run_first):
-            self._try(self._pack_prompts)
-            self._try(lambda alone: self._run_together(alone, self._step_packed))
+        self._try(self._pack_prompts, lambda alone: self._run_together(alone, self._step_packed))
         if many_tokens:
-            self._try(lambda _: self._pack_long_prompts())
+            self._try_texts(lambda _: self._pack_long_prompts())
 
     def try_batching(self) -> None:
         """Try batches as mlx-lm runs them: a row for each sequence. Raises BatchTrialError."""
-        with short_spans(self._network, self._run_first):
-            self._try(lambda alone: self._run_together(alone, self._step_rows))
+        self._try(lambda alone: self._run_together(alone, self._step_rows))
 
     def try_rewinding(self) -> None:
         """Try taking tokens back and running others in their place. Raises BatchTrialError."""
-        with short_spans(self._network, self._run_first):
-            self._try(self._rewind)
+        self._try(self._rewind)
 
-    def _try(self, compare: Callable[[Sequence[_Reference]], None]) -> None:
+    def _try(self, *comparisons: Callable[[Sequence[_Reference]], None]) -> None:
+        """Compare with the network as it is set, and with short lengths."""
+        self._references.clear()
+        for compare in comparisons:
+            self._try_texts(compare)
+        with short_spans(self._network, self._run_first) as are_short:
+            for compare in comparisons if are_short else ():
+                self._try_texts(compare)
+
+    def _try_texts(self, compare: Callable[[Sequence[_Reference]], None]) -> None:
         """Compare, with other texts again if logits differ: in half precision rounding may choose other experts."""
         least: list[float] = []  # of each row, by how much it is off with the text that suits it best
         noise: list[float] = []
@@ -198,7 +203,7 @@ class BatchTrial:
         return differences
 
     def _run_first(self) -> None:
-        """Run the first attempt's texts alone, in case what others returned was of other spans."""
+        """Run the first attempt's texts alone, as what they returned before was with other lengths."""
         self._references.clear()
         self._run_alone(0)
 
@@ -266,7 +271,7 @@ class BatchTrial:
         logits = self._network(token_ids([[late.second]]), cache=layers)[:, -1]
         self._compare(logits, [late.after_second], 3)
         for count in sorted({*ROW_COUNTS, *_head_counts(one.layers)}):
-            rows = list(islice(cycle(reversed(alone)), count))
+            rows = list(islice(cycle(alone), count))
             logits = step(token_ids([[each.first] for each in rows]), _merge(rows))
             self._compare(logits, [each.after_first for each in rows], count)
 
@@ -413,10 +418,11 @@ def _can_pack_drafts(draft: DraftNetwork | None) -> bool:
 
 
 @contextmanager
-def short_spans(network: Any, run: Callable[[], object]) -> Iterator[None]:
-    """Make all numbers of tokens short by which a network is set; the one with which it cannot `run` then stays.
+def short_spans(network: Any, run: Callable[[], object]) -> Iterator[bool]:
+    """Make all numbers of tokens short by which a network is set; one with which it cannot `run` then stays.
 
-    It counts with them when it runs or makes caches. What was made of them when it was built stays as well.
+    Yields whether any is short. The network counts with them when it runs or makes caches. What was made of them when
+    it was built stays as well.
     """
     spans = [
         (settings, name, value)
@@ -424,8 +430,9 @@ def short_spans(network: Any, run: Callable[[], object]) -> Iterator[None]:
         for name, value in settings.items()
         if type(value) is int and value > SHORT_SPAN and is_span(name)
     ]
+    names = sorted({name for _, name, _ in spans})
     try:
-        for staying in (None, *sorted({name for _, name, _ in spans})):
+        for staying in (None, *names) if spans else ():
             for settings, name, value in spans:
                 settings[name] = value if name == staying else SHORT_SPAN
             try:
@@ -433,22 +440,17 @@ def short_spans(network: Any, run: Callable[[], object]) -> Iterator[None]:
             except Exception as error:
                 log.debug("A network cannot run with short lengths: %r", error)
             else:
-                break
-        else:
-            _restore(spans)
-        yield
+                yield True
+                return
+        yield False
     finally:
-        _restore(spans)
+        for settings, name, value in spans:
+            settings[name] = value
 
 
 def is_span(name: str) -> bool:
     """Whether a setting of this name says how many tokens, or parts of a text, something spans."""
     return bool(_SPAN.search(name)) and not _NO_SPAN.search(name)
-
-
-def _restore(spans: Sequence[tuple[dict[str, Any], str, int]]) -> None:
-    for settings, name, value in spans:
-        settings[name] = value
 
 
 def _settings(network: Any) -> Iterator[dict[str, Any]]:

@@ -345,7 +345,7 @@ def test_a_trial_is_a_few_runs_of_a_few_tokens(tmp_path: Path) -> None:
     trial = BatchTrial(Counted(), partial(make_prompt_cache, network))
     trial.try_packing()
     trial.try_batching()
-    assert len(sizes) <= 36
+    assert len(sizes) <= 2 * 36
     assert max(sizes) <= 8
 
 
