@@ -342,7 +342,7 @@ class _Channel(HTTPChannel):
         self._next_probe = 0.0
         self._probe_pause = _FIRST_PROBE_PAUSE
         self._on_disconnect: dict[object, Callable[[], None]] = {}
-        self.pump = Pump(server.writer, lambda: self.total_outbufs_len >= _MAX_UNSENT_BYTES)
+        self.pump = Pump(server.writer, self._has_much_unsent)
         super().__init__(server, connection, address, adj, map=map)
 
     def parser_class(self, _adj: Adjustments) -> _Request:
@@ -399,7 +399,11 @@ class _Channel(HTTPChannel):
     def handle_write(self) -> None:
         """Send what waits for the client to read; then there may be room for more of its answer."""
         super().handle_write()
-        self.pump.resume()
+        if not self._has_much_unsent():
+            self.pump.resume()
+
+    def _has_much_unsent(self) -> bool:
+        return self.total_outbufs_len >= _MAX_UNSENT_BYTES
 
     def service(self) -> None:
         """Answer the first of the requests that have arrived."""

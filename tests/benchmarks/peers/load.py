@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from benchmarks.peers.systems import Fleet, RunningServer
 
 LONG = 600
-LOADS = ((64, False), (256, False), (256, True))  # clients, streamed
+LOADS = ((64, False), (64, True), (256, False), (256, True))  # clients, streamed
 SHORT_REQUESTS = 500
 
 
