@@ -257,13 +257,15 @@ class MLXBatch:
         self.runtime.cache_budget.reserve(
             sequence.key, tokens, sequence.adapter, sequence.images.seeing_bytes(0)
         )
-        try:
-            self.runtime.prefix_store.evict_to_fit()
-        except Exception:  # as it may be where other processes share the model
-            self._forget(sequence)
-            raise
         self.prefill_queue.add(sequence)
         self.sequences[sequence.key] = sequence
+        try:
+            self.prefill_queue.look_up_first()  # what it goes on with is then a part of its own memory
+            self.runtime.prefix_store.evict_to_fit()
+        except Exception:  # as it may be where other processes share the model
+            self.prefill_queue.remove(sequence)
+            self._forget(sequence)
+            raise
 
     def _detach(self, sequence: DecodingSequence) -> None:
         """Take a sequence out of the prefill queue, or out of its decoder."""

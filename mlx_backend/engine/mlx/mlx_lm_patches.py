@@ -576,6 +576,12 @@ class SharedArrays:
         """Return those of some tokens as slices: of what is here now, whatever is written later."""
         return SharedArrays(self.keys[..., start:end, :], self.values[..., start:end, :])
 
+    def beginning(self, tokens: int) -> SharedArrays:
+        """Return copies of those of the first tokens, with room for more."""
+        own, part = SharedArrays(), self.part(0, tokens)
+        own.write(0, part.keys, part.values)
+        return own
+
     def write(self, start: int, keys: mx.array, values: mx.array) -> None:
         """Write the keys and values of tokens from position `start`: in place, if nothing refers to the arrays."""
         end = start + keys.shape[2]

@@ -234,6 +234,10 @@ class PrefillQueue:
                 return True
         return False
 
+    def look_up_first(self) -> None:
+        """Look the first prompt up in the prefix cache."""
+        self._look_up(self.jobs[0])
+
     def plan_step(self, *, is_decoding: bool) -> PrefillStep:
         """Choose what is prefilled now; `is_decoding` is whether replies wait for their next tokens meanwhile."""
         # A warm-up, or a request that others should precede, is prefilled in small chunks: one that arrives does not

@@ -11,8 +11,7 @@ Checkpoints of one conversation share what they have in common, and share it wit
 that is its own, and its sliding windows. One sequence at a time appends to a trunk, in place: neither its turn nor the
 checkpoints in it copy what is there, however long that is. Where it appends, nothing of a checkpoint may be left: a few
 tokens of other checkpoints, such as those of a reply that the client did not send back, are moved out of the trunk
-before, into tails. If those are many, or another sequence appends already, the sequence gets a copy instead. The copy
-is made when it is first written to.
+before, into tails. If those are many, or another sequence appends already, the sequence gets a copy instead.
 
 The bytes are bounded. Eviction follows GreedyDual-Size (Cao and Irani 1997): what saves least for its size goes
 first. A checkpoint saves the tokens that would have to be prefilled again; if there is a shorter one before it, only
@@ -447,13 +446,13 @@ class PrefixCache:
 
     def _continued(self, entry: _CachedPrefix, length: int) -> LayerCaches:
         """Return caches of an entry's first tokens that the caller may append to."""
-        layers = [None if layer is None else alias(layer) for layer in entry.layers]
+        layers: LayerCaches = [None if layer is None else alias(layer) for layer in entry.layers]
         if length < entry.length:
             cut_layers([layer for layer in layers if layer is not None], length)
         trunk, start, lease = entry.trunk, min(entry.in_trunk, length), AppendLease()
         is_taken = self._take_over(trunk, start)
         for at, arrays in trunk.arrays.items():
-            layer = GrowingKVCache(arrays if is_taken else arrays.part(0, start), start, lease)
+            layer = GrowingKVCache(arrays if is_taken else arrays.beginning(start), start, lease)
             if length > start:
                 tail = entry.tails[at].part(0, length - start)
                 layer.update_and_fetch(tail.keys, tail.values)
@@ -464,6 +463,8 @@ class PrefixCache:
                 self._set_tails(entry, length, {})
                 trunk.tokens = entry.tokens
                 trunk.sort()
+        else:  # at once: whoever appends to the trunk would copy all of it, as long as this is to be computed from it
+            mx.eval([layer.state for at, layer in enumerate(layers) if at in trunk.arrays])
         return layers
 
     def _take_over(self, trunk: _Trunk, start: int) -> bool:
@@ -474,7 +475,7 @@ class PrefixCache:
         if sum(each.in_trunk - start for each in beyond) > (MAX_SLACK - 1) * start:
             return False
         tails = [_tails_from(each, start) for each in beyond]
-        evaluate_async([[part.keys, part.values] for parts in tails for part in parts.values()])
+        mx.eval([[part.keys, part.values] for parts in tails for part in parts.values()])
         for each, parts in zip(beyond, tails, strict=True):
             self._set_tails(each, start, parts)
         trunk.tokens = trunk.tokens[: start * TOKEN_BYTES]

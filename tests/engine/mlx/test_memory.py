@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drafting import loaded_batch
 from engine_requests import TEXT, reply_tokens, request_for, room_beside, together
 
 from mlx_backend.device import Device
@@ -63,6 +64,21 @@ def test_a_request_without_a_limit_of_its_own_that_needs_all_memory_waits_for_th
         expected = [reply_tokens(unlimited, each) for each in (short, long, short)]
     with load_engine(windowed, cache_bytes=0, memory_bytes=room_beside(windowed, 420_000)) as engine:
         assert together(engine, [short, long, short]) == expected
+
+
+def test_a_conversation_that_takes_more_than_half_of_the_memory_is_still_cached_in_its_next_turn(
+    qwen: Path,
+) -> None:
+    """A turn takes the memory of what it goes on with once."""
+    prompt = [20 + at % 50 for at in range(900)]
+    with loaded_batch(qwen, cache_bytes=0) as batch:
+        needed = batch.runtime.cache_budget._cost(len(prompt) + 100)
+    with load_engine(qwen, cache_bytes=1 << 30, memory_bytes=room_beside(qwen, needed * 3 // 2)) as engine:
+        for turn in range(4):
+            *_, end = engine.generate(GenerationRequest(prompt=prompt, max_tokens=8))
+            assert isinstance(end, Finished)
+            assert end.cached_tokens == (len(prompt) - 10 - 1 if turn else 0)
+            prompt += range(60, 70)
 
 
 def test_requests_wait_until_there_is_room_for_their_caches(qwen: Path) -> None:
