@@ -331,7 +331,7 @@ class PrefillQueue:
             ends = self._chunk_ends(job, until, self.max_spare_logits) if until > before else ()
             for end in ends:
                 mx.eval(self._run([(job, end)]))
-                trim_buffers()
+                trim_buffers(shares_model=self._shared)
         except Exception as error:
             yield self.fail(job, error)
             return

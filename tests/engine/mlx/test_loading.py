@@ -63,6 +63,17 @@ def test_ranks_that_share_a_model_read_as_much_of_it_at_once_as_one_process(
     assert counts[1] > 2 * counts[0]
 
 
+def test_of_freed_buffers_a_gpu_keeps_some_unless_its_process_shares_a_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device, "gpu_memory", lambda: 80 << 30)
+    mx.eval(mx.zeros(1 << 20) + 1)
+    device.trim_buffers()
+    assert mx.get_cache_memory() > 0
+    device.trim_buffers(shares_model=True)
+    assert mx.get_cache_memory() == 0
+
+
 def test_a_longer_context_than_the_model_has_is_refused(folder: Path) -> None:
     with pytest.raises(EngineError, match="context of 4096 tokens is not possible: this model's is 1024"):
         load_engine(folder, context_length=4096)
