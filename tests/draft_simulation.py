@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import repeat
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -281,19 +282,6 @@ class Texts:
         return Reply(text, tokens[:length])
 
 
-class Always(DraftPacer):
-    """Drafts as many tokens in every step."""
-
-    def __init__(self, max_drafts: int) -> None:
-        super().__init__(max_drafts, None)
-
-    def plan(
-        self, replies: Sequence[DraftRecord], limits: Sequence[int], context: int, *, is_drafting: bool
-    ) -> list[int]:
-        """Return as many for each."""
-        return [min(self.max_drafts, limit) for limit in limits]
-
-
 def share_of_plain(users: Sequence[Sequence[Reply]], costs: Costs, *, seed: int = 1) -> float:
     """Return how much of the time without drafts the pacer's take."""
     plain = SimulatedDevice(costs, None, seed=seed).run(users)
@@ -306,6 +294,6 @@ def best_share(users: Sequence[Sequence[Reply]], costs: Costs) -> float:
     plain = SimulatedDevice(costs, None).run(users)
 
     def time_of(count: int) -> float:
-        return SimulatedDevice(costs, lambda _: Always(count)).run(users)
+        return SimulatedDevice(costs, lambda _: DraftPacer(count, None, lengths=repeat(count))).run(users)
 
     return min(plain, *map(time_of, (1, 2, 4))) / plain

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, Logprobs, Sampling, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx.batch import MLXBatch
-from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, DraftPacer
+from mlx_backend.engine.mlx.draft_pacer import DraftPacer
 from mlx_backend.engine.mlx.sampling import RequestSampler, SamplePosition, text_token_mask
 from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError
@@ -20,22 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from mlx_backend.engine.mlx.draft_pacer import DraftRecord
 
-
-class EveryStep(DraftPacer):
-    """Drafts as much as it may in every step, whether it pays or not."""
-
-    def __init__(self, max_drafts: int) -> None:
-        super().__init__(max_drafts, None)
-
-    def can_draft(self, replies: Sequence[DraftRecord], context: int) -> bool:
-        return len(replies) <= MAX_REPLIES
-
-    def plan(
-        self, replies: Sequence[DraftRecord], limits: Sequence[int], context: int, *, is_drafting: bool
-    ) -> list[int]:
-        return [min(limit, self.max_drafts) if self.can_draft(replies, context) else 0 for limit in limits]
+def every_step(max_drafts: int) -> DraftPacer:
+    """Return what drafts as much as it may in every step, whether it pays or not."""
+    return DraftPacer(max_drafts, None, lengths=repeat(max_drafts))
 
 
 @dataclass
@@ -53,7 +42,7 @@ def drafting_engine(model: Path, **options: Any) -> Iterator[Engine]:
     """Start an engine that drafts in every step."""
     batch = MLXBatch(model, EngineOptions(**{"cache_bytes": 0, **options}), device=Device(8 << 30))
     with Engine(batch) as engine:
-        batch.draft_pacer = EveryStep(batch.draft_pacer.max_drafts)
+        batch.draft_pacer = every_step(batch.draft_pacer.max_drafts)
         yield engine
 
 
@@ -62,7 +51,7 @@ def loaded_batch(model: Path, **options: Any) -> Iterator[MLXBatch]:
     """Load a model; if it drafts, then in every step."""
     batch = MLXBatch(model, EngineOptions(**{"cache_bytes": 0, **options}), device=Device(8 << 30))
     batch.load(lambda _: None)
-    batch.draft_pacer = EveryStep(batch.draft_pacer.max_drafts)
+    batch.draft_pacer = every_step(batch.draft_pacer.max_drafts)
     try:
         yield batch
     finally:

@@ -24,7 +24,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 FIRST_PAUSE, MAX_PAUSE = 16, 256
 """Steps without drafts, after those of a reply did not pay."""
@@ -95,19 +95,16 @@ class DraftRecord:
         self._own.add(proposed, accepted)
         self.of_all.add(proposed, accepted)
 
-    def stop(self, *, is_wrong: bool) -> None:
-        """Pause before drafts are tried again: for longer each time if they are wrong, and not only too few.
+    def stop(self) -> None:
+        """Pause before drafts are tried again, for longer each time.
 
         If they are rehearsed, do nothing; nor if tokens have to run again, which they have after a plain step. Drafts
         that are about to be tried are still: what does not pay for one reply may pay for several.
         """
         if self.is_rehearsed or self.to_replay or (self._has_paused and not self.is_started):
             return
-        self.pause = self._next_pause if is_wrong else FIRST_PAUSE
-        if is_wrong:
-            self._next_pause = min(2 * self._next_pause, MAX_PAUSE)
-        self._own = DraftCounts()
-        self._has_paused, self.is_started = True, False
+        self.pause, self._next_pause = self._next_pause, min(2 * self._next_pause, MAX_PAUSE)
+        self.is_started, self._has_paused, self._own = False, True, DraftCounts()
 
 
 MIN_TIMES = 3
@@ -212,13 +209,22 @@ class DraftPacer:
     """What one model's drafts took and saved, and what follows from that.
 
     Without a `clock` nothing is measured, and the cost is assumed: processes that share a model have to decide alike.
-    With `replays`, tokens before a wrong draft run again.
+    With `replays`, tokens before a wrong draft run again. `lengths` says how many tokens to draft for each reply in one
+    step after the other, whether that pays or not.
     """
 
-    def __init__(self, max_drafts: int, clock: Callable[[], float] | None, *, replays: bool = False) -> None:
+    def __init__(
+        self,
+        max_drafts: int,
+        clock: Callable[[], float] | None,
+        *,
+        replays: bool = False,
+        lengths: Iterator[int] | None = None,
+    ) -> None:
         self.max_drafts = max_drafts
         self.clock = clock
         self.replays = replays
+        self._lengths = lengths
         self.of_all = DraftCounts(SHARED_MEMORY)
         self.num_interruptions = 0  # steps in which the device had something else to do as well
         self._costs = {
@@ -236,6 +242,9 @@ class DraftPacer:
         `is_drafting` says whether the step before had drafts.
         """
         counts = [0] * len(replies)
+        if self._lengths is not None and len(replies) <= MAX_REPLIES:
+            length = next(self._lengths)
+            return [min(length, limit) for limit in limits]
         if self.can_draft(replies, context):
             counts = self._plan(replies, limits, is_drafting)
         for reply in replies:
@@ -286,15 +295,15 @@ class DraftPacer:
                 saved += gain
                 counts[row] = count
             elif not count:
-                reply.stop(is_wrong=True)
+                reply.stop()
         drafted = [reply for reply, count in zip(replies, counts, strict=True) if count]
-        if saved <= 0:
+        if saved > 0 and (is_drafting or self._can_afford(0.0)):
             for reply in drafted:
-                reply.stop(is_wrong=False)
-        if saved <= 0 or not (is_drafting or self._can_afford(0.0)):
+                reply.is_started = True
+        else:
+            for reply in drafted if saved <= 0 else ():
+                reply.stop()
             return [0] * len(replies)
-        for reply in drafted:
-            reply.is_started = True
         is_known = self.clock is None or costs.is_known
         return counts if is_known else [min(count, 1) for count in counts]  # to find out
 

@@ -74,11 +74,8 @@ class Drafting:
                 record.learn(*drafter.rehearse(sequence.tokens, 1 + self._pacer.max_drafts))
                 limit = min(limit, len(drafter.guess) - 1)  # the first is not known yet, but sampled
             limits.append(max(0, limit))
-            record.of_all, record.length, record.to_replay = (
-                self._pacer.of_all,
-                sequence.num_sampled,
-                sequence.num_to_replay,
-            )
+            record.of_all, record.length = self._pacer.of_all, sequence.num_sampled
+            record.to_replay = sequence.num_to_replay
             record.to_prefill = drafter.num_to_prefill(sequence.tokens) if drafter is not None else 0
         records = [sequence.drafts for sequence in sequences]
         counts = self._pacer.plan(records, limits, _context(sequences), is_drafting=was_drafting)
@@ -91,24 +88,22 @@ class Drafting:
 
     def propose(self, sequences: Sequence[DecodingSequence], max_drafts: Sequence[int]) -> list[list[int]]:
         """Draft what follows the sequences, where any may be drafted."""
-        rows = [row for row, count in enumerate(max_drafts) if count]
         drafts: list[list[int]] = [[] for _ in sequences]
-        tasks = []
-        for row in rows:
-            sequence = sequences[row]
-            drafter = sequence.drafter
-            assert drafter is not None
-            tasks.append(DraftTask(drafter, sequence.tokens, max_drafts[row], sequence.draft_position()))
-        clock = self._pacer.clock
-        started, to_prefill = clock() if clock is not None else 0.0, num_to_prefill(tasks)
+        tasks = {
+            row: DraftTask(sequence.drafter, sequence.tokens, count, sequence.draft_position())
+            for row, (sequence, count) in enumerate(zip(sequences, max_drafts, strict=True))
+            if count and sequence.drafter is not None
+        }
+        clock, to_prefill = self._pacer.clock, num_to_prefill(tasks.values())
+        started = clock() if clock is not None else 0.0
         try:
-            proposed = propose(tasks)
+            proposed = propose([*tasks.values()])
         except Exception as error:
             self.give_up(error)
             return drafts
         if clock is not None and to_prefill > MIN_PREFILL:
-            self._prefilled = to_prefill - num_to_prefill(tasks), clock() - started
-        for row, own in zip(rows, proposed, strict=True):
+            self._prefilled = to_prefill - num_to_prefill(tasks.values()), clock() - started
+        for row, own in zip(tasks, proposed, strict=True):
             drafts[row] = own or []
             if own == [] and not sequences[row].drafts.is_rehearsed:
                 sequences[row].drafter = None  # it does not know all tokens of the text

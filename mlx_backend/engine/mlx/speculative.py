@@ -21,7 +21,7 @@ from mlx_backend.engine.mlx.rewinding import RewindPoint, has_to_replay
 from mlx_backend.engine.mlx.sampling import choose
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from mlx_backend.engine.mlx.sampling import SamplePosition
 
@@ -217,7 +217,7 @@ def propose(tasks: Sequence[DraftTask]) -> list[list[int] | None]:
     return drafts
 
 
-def num_to_prefill(tasks: Sequence[DraftTask]) -> int:
+def num_to_prefill(tasks: Iterable[DraftTask]) -> int:
     """Return how many tokens have to be run before anything can be drafted."""
     return sum(task.drafter.num_to_prefill(task.tokens) for task in tasks)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager, nullcontext
+from itertools import cycle
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,10 +28,9 @@ from mlx_backend.engine.mlx.draft_pacer import DraftPacer
 from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterator
 
     from mlx_backend.device import Device
-    from mlx_backend.engine.mlx.draft_pacer import DraftRecord
     from mlx_backend.engine.mlx.prefill_queue import PrefillQueue
     from mlx_backend.engine.mlx.runtime import Runtime
     from mlx_backend.engine.mlx.sequences import DecodingSequence
@@ -169,7 +169,8 @@ def answer_requests(batch: TunedBatch, context_length: int, seconds: float) -> I
     if context_length < PROMPT_TOKENS[FIRST] + MAX_REPLY_TOKENS:
         return
     rate, draft_pacer = batch.prefill_queue.pacer.rate, batch.draft_pacer
-    batch.draft_pacer = _EveryLength(min(draft_pacer.max_drafts, MAX_DRAFTS))
+    most = min(draft_pacer.max_drafts, MAX_DRAFTS)
+    batch.draft_pacer = DraftPacer(most, None, lengths=cycle((*range(1, most + 1), 0)))
     steps = _answer(batch, context_length, seconds)
     try:
         while True:
@@ -227,23 +228,3 @@ def _answer(batch: TunedBatch, context_length: int, seconds: float) -> Iterator[
         while LONG in batch.sequences and perf_counter() < deadline:
             list(batch.step())
             yield
-
-
-class _EveryLength(DraftPacer):
-    """Has drafts of every length made in turn, whether they pay or not; nothing is measured, or learned from them."""
-
-    def __init__(self, max_drafts: int) -> None:
-        super().__init__(max_drafts, None)
-        self._steps = 0
-
-    def plan(
-        self,
-        replies: Sequence[DraftRecord],
-        limits: Sequence[int],
-        context: int,
-        *,
-        is_drafting: bool,
-    ) -> list[int]:
-        """Return how many tokens to draft for each reply in the next step."""
-        self._steps += 1
-        return [min(limit, self._steps % (self.max_drafts + 1)) for limit in limits]

@@ -242,16 +242,11 @@ def test_as_many_tokens_are_drafted_as_are_likely_to_be_right() -> None:
     assert 0 < unlikely < 6
 
 
-def test_pauses_get_longer_while_drafts_are_wrong_and_not_while_they_are_too_few() -> None:
-    wrong, few = DraftRecord(), DraftRecord()
-    for expected in (1, 2, 4):
-        for reply, is_wrong in ((wrong, True), (few, False)):
-            reply.is_started = True
-            reply.stop(is_wrong=is_wrong)
-        assert (wrong.pause, few.pause) == (expected * FIRST_PAUSE, FIRST_PAUSE)
-    rehearsed = DraftRecord(is_rehearsed=True, is_started=True)
-    rehearsed.stop(is_wrong=True)
-    assert rehearsed.pause == 0
+def test_a_reply_pauses_when_its_drafts_do_not_pay_unless_it_is_known_how_they_would_fare() -> None:
+    reply, rehearsed = DraftRecord(is_started=True), DraftRecord(is_rehearsed=True, is_started=True)
+    for each in (reply, rehearsed):
+        each.stop()
+    assert (reply.pause, rehearsed.pause) == (FIRST_PAUSE, 0)
 
 
 def costs_of(overhead: float, per_token: float, per_replayed: float) -> DraftCosts:
