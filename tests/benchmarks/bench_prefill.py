@@ -274,13 +274,15 @@ def gap(ours: Ours, options: argparse.Namespace) -> None:
 
 def turns(options: argparse.Namespace) -> None:
     """Print first tokens and the time between tokens of turns that are cached but for their last tokens."""
+    from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache
+
     bare, ours = Bare(options.model), Ours(options.model, cache_bytes=1 << 36, memory_bytes=1 << 38)
     prompts = Prompts(4)
     runtime = ours.engine._scheduler._batch.runtime  # type: ignore[attr-defined]  # private: caches are put there
     for length in options.cached:
         context = prompts(length)
         made = filled_caches(bare.model, length)
-        runtime.prefix_store.prefixes.insert(context, made)
+        runtime.prefix_store.prefixes.insert(context, [GrowingKVCache.of(each) for each in copies(made)])
         nbytes = runtime.prefix_store.prefixes.nbytes
         copying = [checkpoint_seconds(bare.model, made) for _ in range(5)]
         print(
