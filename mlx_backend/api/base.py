@@ -181,8 +181,10 @@ class Cost:
 
 
 class ResourceProtocol(Errors, Described, Protocol):
-    """An address without a body, answered from what the registry knows."""
+    """An address without a body, answered from what is known."""
 
-    def answer(self, models: ModelRegistry, arguments: Mapping[str, str]) -> dict[str, Any]:
-        """Return the JSON object; `arguments` are the variable parts of the address."""
+    def answer(
+        self, models: ModelRegistry, arguments: Mapping[str, str], client: QueueClient
+    ) -> dict[str, Any]:
+        """Return the JSON object; `arguments` are the variable parts of the address, and those of its query."""
         ...

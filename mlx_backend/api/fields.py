@@ -89,7 +89,7 @@ class Body(Lenient):
         try:
             return cls.model_validate(body)
         except ValidationError as error:
-            _refuse(error)
+            refuse_invalid(error)
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -126,10 +126,9 @@ def _keys_of(kind: Any) -> set[str]:
     return {key for each in (kind, *get_args(kind)) if is_typeddict(each) for key in each.__annotations__}
 
 
-def _refuse(error: ValidationError) -> NoReturn:
-    """Raise the 400 for the first of the errors."""
+def refuse_invalid(error: ValidationError, where: str = "") -> NoReturn:
+    """Raise the 400 for the first of the errors; `where` is the path of what was validated."""
     first = error.errors(include_url=False)[0]
-    where = ""
     for step in first["loc"]:
         where += f"[{step}]" if isinstance(step, int) else f".{step}" if where else str(step)
     if first["type"] == "missing":

@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.constraints import GrammarError, Grammars
+from mlx_backend.constraints.lark_regex import lark_to_regex
 from mlx_backend.constraints.reasoning_budget import CombinedConstraint, ReasoningBudgets
 from mlx_backend.errors import RequestError
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.chat_prompt import Conversation
     from mlx_backend.chat.limits import ReplyLimits
     from mlx_backend.chat.prompt import Prompt
-    from mlx_backend.chat.request import AnswerFormat, ChatRequest
+    from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
     from mlx_backend.constraints import Spec
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.engine.base import Constraint, Tokenizer
@@ -80,19 +81,32 @@ class ReplyConstraints:
         choice = request.tool_choice
         # A constrained answer alone would forbid calls.
         has_both = request.answer_format is not None and request.tools
-        if not (choice.required or choice.name is not None or choice.strict or has_both):
+        is_held = choice.required or choice.name is not None or choice.strict or choice.input_grammars
+        if not (is_held or choice.allowed is not None or has_both):
             return None
-        tools = [_with_strictness(tool, choice.strict) for tool in request.tools]
+        allowed = [
+            (at, _held(tool, choice))
+            for at, tool in enumerate(request.tools)
+            if choice.allowed is None or tool["function"]["name"] in choice.allowed
+        ]
         try:
             return self._grammars.tool_calls(
-                tools, required=choice.required, name=choice.name, parallel=request.parallel_tool_calls
+                [tool for _, tool in allowed],
+                required=choice.required,
+                name=choice.name,
+                parallel=request.parallel_tool_calls,
             )
         except GrammarError as error:
-            if not (choice.required or choice.name is not None or choice.strict):
+            if not is_held:
                 log.info("The answer is held to its format, and there will be no calls: %s", error)
                 return None
-            is_of_tool = error.tool is not None
-            field = f"tools[{error.tool}].function.parameters" if is_of_tool else "tool_choice"
+            field = "tool_choice"
+            if error.tool is not None:
+                at, tool = allowed[error.tool]
+                grammar = choice.input_grammars.get(tool["function"]["name"])
+                paths = request.tool_paths
+                path = paths[at] if paths else f"tools[{at}].function"
+                field = grammar.field if grammar is not None else f"{path}.parameters"
             raise RequestError(str(error), field) from None
 
     def _answer(self, answer_format: AnswerFormat) -> Spec:
@@ -123,6 +137,23 @@ class ReplyConstraints:
             raise RequestError(str(error), field) from None
 
 
-def _with_strictness(tool: Any, strict: frozenset[str]) -> dict[str, Any]:
+def _held(tool: Any, choice: ToolChoice) -> dict[str, Any]:
+    """Return a tool with what its calls are held to. Raises the RequestError for a grammar that cannot be used."""
     function = tool["function"]
-    return {**tool, "function": {**function, "strict": function["name"] in strict}}
+    name = function["name"]
+    grammar = choice.input_grammars.get(name)
+    if grammar is None:
+        return {**tool, "function": {**function, "strict": name in choice.strict}}
+    pattern = grammar.definition
+    if grammar.syntax == "lark":
+        try:
+            pattern = lark_to_regex(pattern)
+        except GrammarError as error:
+            raise RequestError(str(error), grammar.field) from None
+    parameters = {
+        "type": "object",
+        "properties": {grammar.parameter: {"type": "string", "pattern": f"^(?:{pattern})$"}},
+        "required": [grammar.parameter],
+        "additionalProperties": False,
+    }
+    return {**tool, "function": {**function, "parameters": parameters, "strict": True}}

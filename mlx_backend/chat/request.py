@@ -52,11 +52,25 @@ class AnswerFormat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InputGrammar:
+    """What one text parameter of a tool must match; `field` is the request's field that says so."""
+
+    parameter: str
+    syntax: Literal["lark", "regex"]
+    definition: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice:
     """Which tool a reply must call: any if `required`, the one that is named, or none."""
 
     required: bool = False
     name: str | None = None
+    allowed: frozenset[str] | None = None
+    """The tools of the prompt that may be called; None for all of them."""
+    input_grammars: Mapping[str, InputGrammar] = field(default_factory=dict)
+    """By the names of tools. Calls of these match their parameters, too."""
     strict: frozenset[str] = frozenset()
     """Tools whose calls must match their parameters in any case."""
 
@@ -82,7 +96,8 @@ class ReplyRequest:
 class ChatRequest(ReplyRequest):
     """A conversation to answer.
 
-    `fields` are the others of the body as the client wrote it: effort is looked up there. In messages, an image is a
+    `tool_paths` are the request's fields that describe the tools, where these are not `tools[i].function`; `fields` are
+    the others of the body as the client wrote it: effort is looked up there. In messages, an image is a
     part {"type": "image", "image": its place in `images`}. `thinking_budget` is the most tokens of reasoning, or
     UNLIMITED, and `thinking_budget_message` what it ends with then; `answer_reserve` how many tokens of the reply are
     kept for the answer. `background_detection` says whether to look for a client's own prompt (None: as configured),
@@ -92,6 +107,7 @@ class ChatRequest(ReplyRequest):
     messages: Sequence[Mapping[str, Any]]
     images: Sequence[ImageSource] = ()
     tools: Sequence[Mapping[str, Any]] = ()
+    tool_paths: Sequence[str] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     role_mapping: Mapping[str, str] | None = None

@@ -359,7 +359,7 @@ class Service:
     ) -> Generation:
         """Start the choice with this index, of which each prompt has n."""
         max_tokens = self._limits.max_tokens_of(request, len(prompt.tokens))
-        sampling = self._sampling(request)
+        sampling = self.sampling_of(request)
         if sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + index % n)
         is_echoed = isinstance(request, CompletionRequest) and request.echo
@@ -384,7 +384,7 @@ class Service:
             )
         )
 
-    def _sampling(self, request: ReplyRequest) -> Sampling:
+    def sampling_of(self, request: ReplyRequest) -> Sampling:
         """Return the request's settings over the model's over what its makers recommend."""
         return Sampling(
             **{
@@ -477,5 +477,11 @@ def _with_names(request: ChatRequest, names: ToolNames) -> ChatRequest:
     return replace(
         request,
         tools=names.definitions(request.tools),
-        tool_choice=replace(choice, name=name, strict=frozenset(map(names.for_model, choice.strict))),
+        tool_choice=replace(
+            choice,
+            name=name,
+            strict=frozenset(map(names.for_model, choice.strict)),
+            allowed=None if choice.allowed is None else frozenset(map(names.for_model, choice.allowed)),
+            input_grammars={names.for_model(each): held for each, held in choice.input_grammars.items()},
+        ),
     )

@@ -20,6 +20,15 @@ from mlx_backend.api.openai.embeddings import CreateEmbeddings
 from mlx_backend.api.openai.models import GetModel, ListModels, LoadModel, UnloadModel
 from mlx_backend.api.openai.rerank import Rerank
 from mlx_backend.api.openai.tokenize import Detokenize, Tokenize
+from mlx_backend.api.responses.create import (
+    CancelResponse,
+    CountInputTokens,
+    CreateResponse,
+    DeleteResponse,
+    GetResponse,
+    ListInputItems,
+)
+from mlx_backend.api.responses.store import ResponseStore
 from mlx_backend.registry.allowed_models import AllowedModels
 from mlx_backend.server import auth
 from mlx_backend.server.api_keys import ApiKeys
@@ -60,6 +69,7 @@ if TYPE_CHECKING:
 def all_routes() -> list[Route]:
     """Return the server's routes. Those of an API are found with and without /v1."""
     started = int(time.time())
+    responses = ResponseStore()
     api: list[tuple[str, str, Handler]] = [
         ("POST", "/chat/completions", ReplyHandler(ChatCompletions())),
         ("POST", "/completions", ReplyHandler(Completions())),
@@ -71,6 +81,12 @@ def all_routes() -> list[Route]:
         ("POST", "/models/<path:name>/unload", ResourceHandler(UnloadModel())),
         ("POST", "/tokenize", JsonHandler(Tokenize())),
         ("POST", "/detokenize", JsonHandler(Detokenize())),
+        ("POST", "/responses", ReplyHandler(CreateResponse(responses))),
+        ("POST", "/responses/input_tokens", JsonHandler(CountInputTokens(responses))),
+        ("GET", "/responses/<response_id>", ResourceHandler(GetResponse(responses))),
+        ("DELETE", "/responses/<response_id>", ResourceHandler(DeleteResponse(responses))),
+        ("POST", "/responses/<response_id>/cancel", ResourceHandler(CancelResponse(responses))),
+        ("GET", "/responses/<response_id>/input_items", ResourceHandler(ListInputItems(responses))),
     ]
     addresses = ["/v1" + path for _, path, _ in api if "<" not in path]
     routes = [

@@ -180,16 +180,19 @@ class JsonHandler[S]:
 
 
 class ResourceHandler:
-    """Answers from what the registry knows."""
+    """Answers from what is known, without waiting."""
 
     def __init__(self, protocol: ResourceProtocol) -> None:
         self._protocol = protocol
         self.error, self.error_type = protocol.error, protocol.error_type
         self.operation = protocol.operation
 
-    def handle(self, _request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
+    def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
         """Answer at once."""
-        return json_response(json_text.body(self._protocol.answer(backend.models, arguments)))
+        known = {**request.args.to_dict(), **arguments}
+        return json_response(
+            json_text.body(self._protocol.answer(backend.models, known, backend.client.in_queue))
+        )
 
 
 class LoadHandler(ResourceHandler):

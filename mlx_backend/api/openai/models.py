@@ -26,6 +26,7 @@ from mlx_backend.registry.errors import ModelError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from mlx_backend.engine.base import QueueClient
     from mlx_backend.registry.base import ModelRegistry, ModelStatus
 
 
@@ -72,7 +73,9 @@ class ListModels(OpenAIProtocol):
     def __init__(self, created: int) -> None:
         self._created = created
 
-    def answer(self, models: ModelRegistry, _arguments: Mapping[str, str]) -> dict[str, Any]:
+    def answer(
+        self, models: ModelRegistry, _arguments: Mapping[str, str], _client: QueueClient
+    ) -> dict[str, Any]:
         """Return the list."""
         data: list[dict[str, Any]] = []
         for status in models.statuses():
@@ -95,7 +98,9 @@ class GetModel(OpenAIProtocol):
     def __init__(self, created: int) -> None:
         self._created = created
 
-    def answer(self, models: ModelRegistry, arguments: Mapping[str, str]) -> dict[str, Any]:
+    def answer(
+        self, models: ModelRegistry, arguments: Mapping[str, str], _client: QueueClient
+    ) -> dict[str, Any]:
         """Return the model's object. Raises UnknownModel or ModelNotAllowed."""
         name = arguments["name"]
         status = models.status(name)
@@ -109,7 +114,9 @@ class LoadModel(OpenAIProtocol):
 
     operation = Operation(summary="Load a model, and wait for it", answer=Loading)
 
-    def answer(self, models: ModelRegistry, arguments: Mapping[str, str]) -> dict[str, Any]:
+    def answer(
+        self, models: ModelRegistry, arguments: Mapping[str, str], _client: QueueClient
+    ) -> dict[str, Any]:
         """Say that it is ready."""
         name = arguments["name"]
         return {"model": name, "message": "It is loaded."}
@@ -120,7 +127,9 @@ class UnloadModel(OpenAIProtocol):
 
     operation = Operation(summary="Unload a model once it is not in use", answer=Loading)
 
-    def answer(self, models: ModelRegistry, arguments: Mapping[str, str]) -> dict[str, Any]:
+    def answer(
+        self, models: ModelRegistry, arguments: Mapping[str, str], _client: QueueClient
+    ) -> dict[str, Any]:
         """Say what happens. Raises UnknownModel, ModelNotAllowed or ModelPinned."""
         name = arguments["name"]
         return {"model": name, "message": models.unload(name)}

@@ -1,0 +1,210 @@
+"""The body of POST /v1/responses, and the request for the chat service that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from mlx_backend.api.errors import refuse
+from mlx_backend.api.fields import Lenient, Refusals, is_one_of
+from mlx_backend.api.openai.chat_body import as_answer_format, as_template_kwargs, nested_budgets
+from mlx_backend.api.openai.objects import EFFORT_FIELDS, ReasoningInput
+from mlx_backend.api.reply_fields import Limit, ReplyBody, accepts, as_whole, names_of
+from mlx_backend.api.responses.items import Conversation, resolved
+from mlx_backend.api.responses.tools import KnownTool, Tools, parsed_tool
+from mlx_backend.chat.request import AnswerFormat, ChatRequest
+from mlx_backend.conversation.json_values import excerpt
+from mlx_backend.conversation.result_media import with_media_as_parts
+from mlx_backend.settings import SAMPLING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mlx_backend.api.responses.store import ResponseStore, StoredResponse
+
+INCLUDES = ("reasoning.encrypted_content", "message.output_text.logprobs")
+"""What `include` can add here; other values are ignored, and named."""
+
+
+def as_tools(value: Any) -> Any:
+    """Check the tools of the kinds that are known; of others only that they are tools."""
+    if not isinstance(value, list):
+        return value
+    return [parsed_tool(tool, f"tools[{at}]") for at, tool in enumerate(value)]
+
+
+class TextOptions(Lenient):
+    """How the answer is written."""
+
+    format: Annotated[
+        AnswerFormat | None,
+        BeforeValidator(as_answer_format, json_schema_input_type=dict[str, Any] | None),
+    ] = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class StreamOptions(Lenient):
+    """What to add to a stream: nothing that means anything here."""
+
+    include_obfuscation: bool | None = None
+
+
+@accepts(
+    *SAMPLING,
+    "max_repeated_tokens",
+    *names_of("thinking_budget"),
+    *names_of("thinking_budget_message"),
+    "answer_reserve",
+    "background_detection",
+)
+class ResponsesBody(ReplyBody):
+    """POST /v1/responses. The settings of replies that other addresses take are taken here, too."""
+
+    refused: ClassVar[Refusals] = {
+        "background": (is_one_of(False), "a response is generated while its client waits; stream it"),
+        "conversation": (is_one_of(), "send previous_response_id, or the whole conversation in input"),
+        "prompt": (is_one_of(), "templates of prompts are not stored here; send instructions and input"),
+        "context_management": (is_one_of([]), "a conversation is never compacted here; send a shorter one"),
+        "moderation": (is_one_of(), "nothing is moderated here"),
+    }
+    read_elsewhere: ClassVar[dict[str, Any]] = {
+        **{name: kind for name, kind in EFFORT_FIELDS.items() if name != "reasoning"},
+        "reasoning": ReasoningInput | None,
+    }
+
+    input: str | list[Any] | None = None
+    instructions: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: Annotated[list[Any] | None, BeforeValidator(as_tools, json_schema_input_type=list[KnownTool])] = (
+        None
+    )
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Limit = None
+    max_tool_calls: int | None = None
+    text: TextOptions | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), BeforeValidator(as_whole)] | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    metadata: dict[str, str] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    background: bool | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    adapters: Annotated[str, Field(min_length=1)] | None = None
+    priority: Annotated[int, Field(gt=-(2**31), lt=2**31), BeforeValidator(as_whole)] | None = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        BeforeValidator(as_template_kwargs, json_schema_input_type=dict[str, Any] | str | None),
+    ] = Field(default_factory=dict)
+
+    @property
+    def ignored(self) -> list[str]:
+        """The fields that have no meaning here."""
+        unknown = [f"include.{name}" for name in self.include or () if name not in INCLUDES]
+        unmeant = {
+            "max_tool_calls": self.max_tool_calls,
+            "text.verbosity": self.text.verbosity if self.text else None,
+        }
+        names = [name for name, value in unmeant.items() if value is not None]
+        return [*unknown, *names, *(name for name in super().ignored if name != "text.verbosity")]
+
+    def request(self, written: Mapping[str, Any], store: ResponseStore, owner: str) -> ParsedRequest:
+        """Return the request for the chat service, and what of it the response needs. Raises ApiError."""
+        previous = None
+        if self.previous_response_id:
+            previous = store.get(self.previous_response_id, owner, field="previous_response_id")
+        items = self.items(store, owner)
+        conversation = Conversation()
+        if self.instructions:
+            conversation.messages.append({"role": "system", "content": self.instructions})
+        if previous is not None:
+            for item in previous.conversation():
+                conversation.add(item, "previous_response_id")
+        for at, item in enumerate(items):
+            conversation.add(item, f"input[{at}]")
+        if not any(message["role"] != "system" for message in conversation.messages):
+            raise refuse("input is missing: send a text, or a list of items.", "input")
+        tools = Tools.of(self.tools or [])
+        usable, choice = tools.choice(self.tool_choice)
+        return ParsedRequest(
+            ChatRequest(
+                messages=with_media_as_parts(conversation.messages),
+                images=conversation.images,
+                tools=usable.functions,
+                tool_paths=usable.paths,
+                fields={
+                    **{
+                        name: value
+                        for name, value in written.items()
+                        if name not in ("input", "instructions")
+                    },
+                    "chat_template_kwargs": self.chat_template_kwargs,
+                },
+                template_kwargs=self.chat_template_kwargs,
+                sampling=self.sampling(),
+                adapter=self.adapters,
+                priority=self.priority,
+                max_tokens=self.max_output_tokens,
+                max_repeated_tokens=self.setting("max_repeated_tokens"),
+                logprobs=self.top_logprobs if self.wants_logprobs else None,
+                answer_format=self._answer_format(),
+                tool_choice=choice,
+                parallel_tool_calls=self.parallel_tool_calls is not False,
+                thinking_budget=self._thinking_budget(),
+                thinking_budget_message=self.setting(*names_of("thinking_budget_message")),
+                answer_reserve=self.setting("answer_reserve"),
+                background_detection=self.setting("background_detection"),
+            ),
+            tools,
+            items,
+            previous,
+        )
+
+    def items(self, store: ResponseStore, owner: str) -> list[Mapping[str, Any]]:
+        """Return the items of `input`, each reference as what it refers to. Raises ApiError."""
+        if isinstance(self.input, str):
+            return [{"type": "message", "role": "user", "content": self.input}]
+        return list(resolved(self.input or [], lambda identifier: store.find_item(identifier, owner)))
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log probabilities are sent."""
+        return "message.output_text.logprobs" in (self.include or ()) or bool(self.top_logprobs)
+
+    def _answer_format(self) -> AnswerFormat | None:
+        found = self.text.format if self.text is not None else None
+        return replace(found, field="text.format") if found is not None else None
+
+    def _thinking_budget(self) -> int | None:
+        sent = {name: self.setting(name) for name in names_of("thinking_budget")}
+        sent |= dict(nested_budgets(self.model_extra or {}, self.chat_template_kwargs))
+        values = {name: value for name, value in sent.items() if value is not None}
+        if len(set(values.values())) > 1:
+            raise refuse(f"{' and '.join(values)} say different things: send one of them.", list(values)[1])
+        return next(iter(values.values()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """A request for the chat service; with it the request's tools, its own items, and the response that it follows."""
+
+    chat: ChatRequest
+    tools: Tools
+    items: Sequence[Mapping[str, Any]]
+    previous: StoredResponse | None
+
+
+def check_reasoning(written: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the `reasoning` of a request. Raises the ApiError for one that is no object."""
+    reasoning = written.get("reasoning")
+    if reasoning is None:
+        return {}
+    if not isinstance(reasoning, Mapping):
+        raise refuse(f"reasoning: must be an object, not {excerpt(reasoning)}.", "reasoning")
+    return reasoning

@@ -1,0 +1,258 @@
+"""POST /v1/responses and its counting twin, and the addresses of what has been stored."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mlx_backend.api.base import JsonAnswer, Operation
+from mlx_backend.api.errors import refuse
+from mlx_backend.api.fields import BodyCall
+from mlx_backend.api.json_text import decode_json
+from mlx_backend.api.openai.base import OpenAIProtocol, with_extra_body
+from mlx_backend.api.openai.stream import ChatLogprobs
+from mlx_backend.api.responses import objects
+from mlx_backend.api.responses.body import ResponsesBody, check_reasoning
+from mlx_backend.api.responses.stream import ResponseWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mlx_backend.api.base import OnDisconnect
+    from mlx_backend.api.responses.body import ParsedRequest
+    from mlx_backend.api.responses.store import ResponseStore
+    from mlx_backend.chat.reply import Reply
+    from mlx_backend.chat.reply_group import ReplyGroup
+    from mlx_backend.chat.service import Service
+    from mlx_backend.engine.base import QueueClient
+    from mlx_backend.registry.base import Lease, ModelRegistry
+
+
+class CreateResponse(OpenAIProtocol):
+    """Implements `ReplyProtocol`: a conversation of items is answered."""
+
+    operation = Operation(
+        summary="Answer a conversation of items",
+        body=ResponsesBody,
+        answer=objects.Response,
+        event=objects.Event,
+    )
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    def parse(self, body: bytes) -> CreateResponseCall:
+        """Parse a request. Raises ApiError naming the field that is wrong."""
+        written = with_extra_body(decode_json(body))
+        return CreateResponseCall(ResponsesBody.parse(written), written, self._store, len(body))
+
+
+@dataclass(frozen=True)
+class CreateResponseCall(BodyCall[ResponsesBody]):
+    """Implements `ReplyCall`. `written` is the body as the client wrote it, `nbytes` its length."""
+
+    written: Mapping[str, Any]
+    store: ResponseStore
+    nbytes: int
+
+    @property
+    def stream(self) -> bool:
+        """Whether the response is to be streamed."""
+        return bool(self.body.stream)
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """Fields that are ignored, and tools that are left out since they run at OpenAI."""
+        tools = self.body.tools or []
+        hosted = [
+            f"tools[{at}].{tool.get('type')}" for at, tool in enumerate(tools) if isinstance(tool, dict)
+        ]
+        return [*super().ignored, *hosted]
+
+    def start(self, service: Service, client: QueueClient) -> tuple[Reply | ReplyGroup, ResponseWriter]:
+        """Start the reply."""
+        body, engine = self.body, service.engine
+        asked = check_reasoning(self.written)
+        parsed = body.request(self.written, self.store, client.name)
+        reply = service.chat(parsed.chat, client)
+        summary = asked.get("summary") or asked.get("generate_summary")
+        writer = ResponseWriter(
+            self._head(service, parsed, reply, summary),
+            parsed.tools,
+            call_id=reply.call_id,
+            logprobs=ChatLogprobs(engine.tokenizer.bytes_of) if body.wants_logprobs else None,
+            summarises=summary is not None and summary != "none",
+            seals="reasoning.encrypted_content" in (body.include or ()),
+            on_end=lambda response: self._store_response(response, parsed, client.name),
+        )
+        return reply, writer
+
+    def _store_response(self, response: dict[str, Any], parsed: ParsedRequest, owner: str) -> None:
+        if self.body.store is not False:
+            nbytes = self.nbytes + len(json.dumps(response["output"], ensure_ascii=False))
+            self.store.put(response, parsed.items, parsed.previous, owner, nbytes)
+
+    def _head(self, service: Service, parsed: ParsedRequest, reply: Reply, summary: Any) -> dict[str, Any]:
+        """Return the fields of the response object that say what was asked for."""
+        body, written = self.body, self.written
+        effort, sampling = reply.effort, service.sampling_of(parsed.chat)
+        return {
+            "background": False,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "metadata": body.metadata or {},
+            "model": service.model_id,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": {"effort": effort.effort if effort else None, "summary": summary},
+            "service_tier": "default",
+            "store": body.store is not False,
+            "temperature": sampling.temperature,
+            "text": {"format": {"type": "text"}, **(written.get("text") or {})},
+            "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+            "tools": written.get("tools") or [],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": sampling.top_p,
+            "truncation": "disabled",
+            "user": body.user,
+        }
+
+
+class CountInputTokens(OpenAIProtocol):
+    """Implements `JsonProtocol`: how many tokens a request's prompt has."""
+
+    operation = Operation(
+        summary="Count the tokens of a conversation of items", body=ResponsesBody, answer=objects.InputTokens
+    )
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    def parse(self, body: bytes) -> CountInputTokensCall:
+        """Parse a request. Raises ApiError naming the field that is wrong."""
+        written = with_extra_body(decode_json(body))
+        return CountInputTokensCall(ResponsesBody.parse(written), written, self._store)
+
+
+@dataclass(frozen=True)
+class CountInputTokensCall(BodyCall[ResponsesBody]):
+    """Implements `JsonCall`."""
+
+    waits_for_engine: ClassVar[bool] = False
+
+    written: Mapping[str, Any]
+    store: ResponseStore
+
+    def acquire(self, models: ModelRegistry, wait: float) -> Lease[Service]:
+        """Lease a language model."""
+        return models.acquire(self.model, wait)
+
+    def answer(self, service: Service, client: QueueClient, _on_disconnect: OnDisconnect) -> JsonAnswer:
+        """Build the prompt and count it."""
+        check_reasoning(self.written)
+        parsed = self.body.request(self.written, self.store, client.name)
+        tokens = service.prompt(parsed.chat).tokens
+        return JsonAnswer({"object": "response.input_tokens", "input_tokens": len(tokens)})
+
+
+class GetResponse(OpenAIProtocol):
+    """Implements `ResourceProtocol`: a stored response."""
+
+    operation = Operation(summary="Return a stored response", answer=objects.Response)
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    def answer(
+        self, _models: ModelRegistry, arguments: Mapping[str, str], client: QueueClient
+    ) -> dict[str, Any]:
+        """Return the response. Raises ApiError."""
+        if arguments.get("stream") in ("true", "1"):
+            raise refuse("A stored response cannot be streamed again: leave stream out.", "stream")
+        return dict(self._store.get(arguments["response_id"], client.name).response)
+
+
+class DeleteResponse(OpenAIProtocol):
+    """Implements `ResourceProtocol`: a stored response is forgotten."""
+
+    operation = Operation(summary="Forget a stored response", answer=objects.DeletedResponse)
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    def answer(
+        self, _models: ModelRegistry, arguments: Mapping[str, str], client: QueueClient
+    ) -> dict[str, Any]:
+        """Forget it. Raises ApiError."""
+        identifier = arguments["response_id"]
+        self._store.delete(identifier, client.name)
+        return {"id": identifier, "object": "response", "deleted": True}
+
+
+class CancelResponse(OpenAIProtocol):
+    """Implements `ResourceProtocol`: only a response in the background could be cancelled, and there are none."""
+
+    operation = Operation(summary="Cancel a response in the background", answer=objects.Response)
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    def answer(
+        self, _models: ModelRegistry, arguments: Mapping[str, str], client: QueueClient
+    ) -> dict[str, Any]:
+        """Refuse it. Raises ApiError."""
+        self._store.get(arguments["response_id"], client.name)
+        raise refuse(
+            "This response is complete: only one in the background could be cancelled. To end one that is being "
+            "generated, close its connection.",
+            "response_id",
+        )
+
+
+class ListInputItems(OpenAIProtocol):
+    """Implements `ResourceProtocol`: what a stored response was given."""
+
+    operation = Operation(summary="List the items that a stored response was given", answer=objects.ItemList)
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    def answer(
+        self, _models: ModelRegistry, arguments: Mapping[str, str], client: QueueClient
+    ) -> dict[str, Any]:
+        """Return a page of them, the newest first unless asked otherwise. Raises ApiError."""
+        identifier = arguments["response_id"]
+        stored = self._store.get(identifier, client.name)
+        given = [] if stored.previous is None else stored.previous.conversation()
+        items = [
+            {"type": "message", **item, "id": item.get("id") or f"item_{at}_{identifier}"}
+            for at, item in enumerate((*given, *stored.input))
+        ]
+        return page(items, arguments)
+
+
+def page(items: list[dict[str, Any]], arguments: Mapping[str, str]) -> dict[str, Any]:
+    """Return a page of a list: `limit` items (1 to 100) in an `order`, those that follow `after`."""
+    limit, order, after = arguments.get("limit", "20"), arguments.get("order", "desc"), arguments.get("after")
+    if not limit.isdecimal() or not 1 <= int(limit) <= 100:
+        raise refuse(f"limit = {limit}: must be a whole number from 1 to 100.", "limit")
+    if order not in ("asc", "desc"):
+        raise refuse(f"order = {order}: must be asc or desc.", "order")
+    if order == "desc":
+        items = items[::-1]
+    if after is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise refuse(f"after = {after}: there is no such item in this response.", "after")
+        items = items[ids.index(after) + 1 :]
+    shown = items[: int(limit)]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(items) > len(shown),
+    }

@@ -1,0 +1,210 @@
+"""Items to messages: what a request sends as `input`, in the form that all of chat/ knows.
+
+    message                                  a message, its parts as texts and images
+    reasoning, message, function_call, …     what the model said until somebody else speaks: one message of its
+    function_call_output, …                  the result of a call
+
+Reasoning comes back as its text, as `encrypted_content` that was sealed here, or as a summary that is its text. Knows
+no tools but their names; raises the ApiError that names the item.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mlx_backend.api.errors import refuse
+from mlx_backend.api.responses.tools import INPUT, flat_name
+from mlx_backend.api.sealed_reasoning import NotSealedHere, unseal
+from mlx_backend.conversation.json_values import excerpt, json_type
+from mlx_backend.conversation.message_parts import REASONING_CONTENT
+from mlx_backend.images import Detail, ImageSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+_ROLES = ("user", "system", "developer", "assistant")
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+
+
+class Conversation:
+    """The messages of a conversation and its images; `add` items in their order."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.images: list[ImageSource] = []
+        self._open: dict[str, Any] | None = None
+        """The model's message that the next item may belong to."""
+
+    def add(self, item: Any, where: str) -> None:
+        """Add an item. Raises the ApiError that says what is wrong with it; `where` is its path."""
+        if not isinstance(item, Mapping):
+            raise refuse(f"{where}: an item must be an object, not {json_type(item)}.", where)
+        match item.get("type") or "message":
+            case "message":
+                self._add_message(item, where)
+            case "reasoning":
+                if text := _reasoning(item, where):
+                    message = self._own(after=("content", "tool_calls"))
+                    message[REASONING_CONTENT] = _joined(message.get(REASONING_CONTENT), text)
+            case "function_call":
+                self._add_call(item, _text(item, "arguments", where, default="{}"), where)
+            case "custom_tool_call":
+                written = _text(item, "input", where, default="")
+                self._add_call(item, json.dumps({INPUT: written}, ensure_ascii=False), where)
+            case "function_call_output" | "custom_tool_call_output":
+                call_id = _text(item, "call_id", where)
+                content = self._content(item.get("output"), f"{where}.output")
+                self._other({"role": "tool", "tool_call_id": call_id, "content": content})
+            case unknown:
+                raise refuse(
+                    f"{where}.type = {excerpt(unknown)}: there are no items of that type here. Send message, "
+                    "reasoning, function_call, function_call_output, custom_tool_call or custom_tool_call_output.",
+                    f"{where}.type",
+                    "unsupported_value",
+                )
+
+    def _add_message(self, item: Mapping[str, Any], where: str) -> None:
+        role = item.get("role")
+        if role not in _ROLES:
+            raise refuse(
+                f"{where}.role = {excerpt(role)}: must be one of {', '.join(_ROLES)}.", f"{where}.role"
+            )
+        content = self._content(item.get("content"), f"{where}.content", shows_images=role == "user")
+        if role != "assistant":
+            self._other({"role": role, "content": content})
+            return
+        message = self._own(after=("content", "tool_calls"))
+        message["content"] = content
+
+    def _add_call(self, item: Mapping[str, Any], arguments: str, where: str) -> None:
+        name, call_id = _text(item, "name", where), _text(item, "call_id", where)
+        namespace = item.get("namespace")
+        flat = flat_name(name, namespace if isinstance(namespace, str) else None)
+        call = {"id": call_id, "type": "function", "function": {"name": flat, "arguments": arguments}}
+        self._own(after=()).setdefault("tool_calls", []).append(call)
+
+    def _own(self, *, after: Sequence[str]) -> dict[str, Any]:
+        """Return the model's message that an item belongs to: a new one, if the open one has any of the fields."""
+        if self._open is None or any(field in self._open for field in after):
+            self._open = {"role": "assistant"}
+            self.messages.append(self._open)
+        return self._open
+
+    def _other(self, message: dict[str, Any]) -> None:
+        self._open = None
+        self.messages.append(message)
+
+    def _content(self, content: Any, where: str, *, shows_images: bool = True) -> Any:
+        """Return a content as a text, or as parts where there are images."""
+        if content is None or isinstance(content, str):
+            return content or ""
+        if not isinstance(content, list):
+            raise refuse(f"{where}: must be a text or a list of parts, not {json_type(content)}.", where)
+        parts = [
+            self._part(part, f"{where}[{at}]", shows_images=shows_images) for at, part in enumerate(content)
+        ]
+        if all(part["type"] == "text" for part in parts):
+            return "".join(part["text"] for part in parts) if len(parts) == 1 else parts
+        return parts
+
+    def _part(self, part: Any, where: str, *, shows_images: bool) -> dict[str, Any]:
+        if not isinstance(part, Mapping):
+            raise refuse(f"{where}: a part must be an object, not {json_type(part)}.", where)
+        kind = part.get("type")
+        if kind in _TEXT_PARTS:
+            return {"type": "text", "text": _text(part, "refusal" if kind == "refusal" else "text", where)}
+        if kind == "input_image":
+            if shows_images:
+                return self._image(part, where)
+            what = "Only users' messages and tools' results can show an image."
+        elif kind == "input_file":
+            what = "This model cannot open files. Send the file's text, or its pages as images."
+        else:
+            what = f"A message cannot have a part of type {excerpt(kind)} here. Remove that part."
+        return _unsupported(where, what)
+
+    def _image(self, part: Mapping[str, Any], where: str) -> dict[str, Any]:
+        url = part.get("image_url")
+        if isinstance(url, Mapping):  # as Chat Completions writes it
+            url = url.get("url")
+        if not isinstance(url, str) or not url:
+            what = (
+                "Files are not stored here" if part.get("file_id") else "The address of an image is missing"
+            )
+            raise refuse(
+                f'{what}: send {{"type": "input_image", "image_url": "data:image/png;base64,…"}}.',
+                f"{where}.image_url",
+                "invalid_image",
+            )
+        detail = part.get("detail")
+        try:
+            wanted = Detail.AUTO if detail in (None, "original") else Detail(detail)
+        except ValueError:
+            raise refuse(
+                f"An image's detail is {excerpt(detail)}: send low, high or auto.", f"{where}.detail"
+            ) from None
+        self.images.append(ImageSource(where=where, url=url, detail=wanted))
+        return {"type": "image", "image": len(self.images) - 1}
+
+
+def resolved(items: Sequence[Any], find: Callable[[str], Mapping[str, Any] | None]) -> Iterator[Any]:
+    """Yield the items, each reference as what it refers to. Raises the ApiError for one that is not stored."""
+    for at, item in enumerate(items):
+        if isinstance(item, Mapping) and item.get("type") == "item_reference":
+            where = f"input[{at}]"
+            found = find(_text(item, "id", where))
+            if found is None:
+                raise refuse(
+                    f"{where}.id: there is no item {excerpt(item['id'])} any more. Send the item itself.",
+                    f"{where}.id",
+                    "item_not_found",
+                )
+            yield found
+        else:
+            yield item
+
+
+def _reasoning(item: Mapping[str, Any], where: str) -> str:
+    """Return the text of a reasoning item. Raises the ApiError for an encrypted text that is not ours."""
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        if name == "summary" and isinstance(sealed := item.get("encrypted_content"), str) and sealed:
+            try:
+                return unseal(sealed)
+            except NotSealedHere:
+                raise refuse(
+                    f"{where}.encrypted_content was not made by this server, or was changed: it cannot be read. Leave "
+                    "the item out.",
+                    f"{where}.encrypted_content",
+                    "invalid_encrypted_content",
+                ) from None
+        if isinstance(parts, list):
+            texts = [part["text"] for part in parts if isinstance(part, Mapping) and _has_text(part)]
+            if texts:
+                return "\n\n".join(texts)
+    return ""
+
+
+def _has_text(part: Mapping[str, Any]) -> bool:
+    return isinstance(part.get("text"), str) and bool(part["text"])
+
+
+def _text(item: Mapping[str, Any], name: str, where: str, default: str | None = None) -> str:
+    value = item.get(name, default)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str):
+        what = "is missing" if value is None else f"must be a text, not {json_type(value)}"
+        raise refuse(f"{where}.{name} {what}.", f"{where}.{name}")
+    return value
+
+
+def _joined(first: str | None, second: str) -> str:
+    return f"{first}\n\n{second}" if first else second
+
+
+def _unsupported(where: str, message: str) -> NoReturn:
+    raise refuse(message, where, "unsupported_content")

@@ -1,0 +1,104 @@
+"""Responses that clients may refer to again, in bounded memory and for a bounded time.
+
+Each belongs to who sent the request (an API key, or an address where there are none): nobody else can read it. What is
+older than TIME_TO_LIVE is gone, and so is what was used longest ago where there is no room. Knows no models.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.api.errors import ApiError
+from mlx_backend.byte_cache import ByteCache, CacheBudget
+from mlx_backend.conversation.json_values import excerpt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+MAX_BYTES = 128 << 20
+"""Of all that is stored, as JSON. One response may be half of it."""
+TIME_TO_LIVE = 4 * 3600.0
+"""Seconds."""
+_OBJECT_FACTOR = 3
+"""How much larger JSON is as objects, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response, with what the model was given and what it answered. `nbytes` are those of its whole conversation."""
+
+    response: Mapping[str, Any]
+    input: Sequence[Mapping[str, Any]]
+    previous: StoredResponse | None
+    owner: str
+    expires: float
+    nbytes: int
+
+    def conversation(self) -> list[Any]:
+        """Return all items up to the end of this response, in their order."""
+        chain: list[StoredResponse] = []
+        each: StoredResponse | None = self
+        while each is not None:
+            chain.append(each)
+            each = each.previous
+        return [item for each in reversed(chain) for item in (*each.input, *each.response["output"])]
+
+
+class ResponseStore:
+    """The stored responses of all clients. Safe to use from any thread. `clock` returns seconds."""
+
+    def __init__(self, max_bytes: int = 2 * MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+        self._responses: ByteCache[str, StoredResponse] = ByteCache(CacheBudget(max_bytes))
+        self._clock = clock
+
+    def put(
+        self,
+        response: Mapping[str, Any],
+        given: Sequence[Mapping[str, Any]],
+        previous: StoredResponse | None,
+        owner: str,
+        nbytes: int,
+    ) -> None:
+        """Store a response; `nbytes` are those of what it was given and of itself, as JSON."""
+        total = _OBJECT_FACTOR * nbytes + (previous.nbytes if previous is not None else 0)
+        expires = self._clock() + TIME_TO_LIVE
+        stored = StoredResponse(response, given, previous, owner, expires, total)
+        self._responses.put(response["id"], stored, total)
+
+    def get(self, identifier: str, owner: str, *, field: str = "response_id") -> StoredResponse:
+        """Return a response. Raises the ApiError (404) if there is none of this client's."""
+        stored = self._responses.find(identifier)
+        if stored is not None and stored.expires < self._clock():
+            self._responses.drop(identifier)
+            stored = None
+        if stored is None or stored.owner != owner:
+            raise ApiError(
+                404,
+                f"There is no response {excerpt(identifier)} any more. Responses are kept for "
+                f"{TIME_TO_LIVE / 3600:.0f} hours at most, and until the server is restarted; with store = false "
+                "not at all. Send the conversation in 'input' instead.",
+                param=field,
+                code="response_not_found",
+            )
+        return stored
+
+    def delete(self, identifier: str, owner: str) -> None:
+        """Forget a response. Raises what `get` raises."""
+        self.get(identifier, owner)
+        self._responses.drop(identifier)
+
+    def find_item(self, identifier: str, owner: str) -> Mapping[str, Any] | None:
+        """Return an item of any of this client's responses, the newest first; None if there is none."""
+        for stored in reversed(self._responses.values()):
+            if stored.owner == owner and stored.expires >= self._clock():
+                for item in _items(stored):
+                    if item.get("id") == identifier:
+                        return item
+        return None
+
+
+def _items(stored: StoredResponse) -> Iterator[Mapping[str, Any]]:
+    yield from stored.response["output"]
+    yield from stored.input

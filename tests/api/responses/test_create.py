@@ -1,0 +1,302 @@
+"""POST /v1/responses: what a conversation of items becomes, and what comes back, against OpenAI's own types."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+from scripted_engine import ScriptedEngine
+from scripted_server import ANSWER, CALL, client_of
+
+from mlx_backend.api.sealed_reasoning import seal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from werkzeug.test import Client
+
+PATH = "/v1/responses"
+WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+PATCH = {"type": "custom", "name": "patch", "description": "Changes a file."}
+CUSTOM_CALL = (
+    "<|channel|>commentary to=functions.patch <|constrain|>json<|message|>"
+    '{"input": "*** Begin\\n\\"Oslo\\" \\ud83d\\ude00 é"}<|call|>'
+)
+PATCH_TEXT = '*** Begin\n"Oslo" 😀 é'
+
+event_type: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+class Prompts(list[str]):
+    """What the engine was given."""
+
+
+@pytest.fixture
+def prompts() -> Prompts:
+    return Prompts()
+
+
+@pytest.fixture
+def engine(prompts: Prompts) -> Iterator[ScriptedEngine]:
+    def reply(prompt: str) -> str:
+        prompts.append(prompt)
+        if "functions.patch" in prompt:
+            return CUSTOM_CALL
+        return CALL if "functions.weather" in prompt else ANSWER
+
+    with ScriptedEngine(reply) as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(engine: ScriptedEngine) -> Client:
+    return client_of(engine)
+
+
+def created(client: Client, input: Any = "hello", **fields: Any) -> dict[str, Any]:
+    """The response object, which OpenAI's client can read."""
+    response = client.post(PATH, json={"input": input, **fields})
+    assert response.status_code == 200, response.get_data(as_text=True)
+    body: dict[str, Any] = response.get_json()
+    Response.model_validate(body, strict=True)
+    return body
+
+
+def refused(client: Client, input: Any = "hello", **fields: Any) -> dict[str, Any]:
+    response = client.post(PATH, json={"input": input, **fields})
+    assert response.status_code == 400, response.get_data(as_text=True)
+    error: dict[str, Any] = response.get_json()["error"]
+    return error
+
+
+def streamed(client: Client, input: Any = "hello", **fields: Any) -> list[dict[str, Any]]:
+    """The events of a stream, each of which OpenAI's client can read."""
+    response = client.post(PATH, json={"input": input, "stream": True, **fields})
+    assert response.mimetype == "text/event-stream", response.get_data(as_text=True)
+    *blocks, last = response.get_data(as_text=True).split("\n\n")
+    assert last == ""
+    events = []
+    for block in blocks:
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        event_type.validate_python(event)
+        events.append(event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def without_ids(value: Any) -> Any:
+    """The same, without what differs from response to response."""
+    if isinstance(value, dict):
+        changing = ("id", "call_id", "created_at", "completed_at", "timings")
+        return {key: without_ids(each) for key, each in value.items() if key not in changing}
+    return [without_ids(each) for each in value] if isinstance(value, list) else value
+
+
+def test_an_answer_is_a_reasoning_item_and_a_message(client: Client) -> None:
+    body = created(client, reasoning={"effort": "high"})
+    reasoning, message = body["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "Capital of France."}]
+    assert reasoning["summary"] == []
+    assert message["content"][0]["text"] == "The capital is Paris."
+    assert body["status"] == "completed"
+    assert body["reasoning"] == {"effort": "high", "summary": None}
+    usage = body["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"]},
+        {"tools": [WEATHER]},
+        {"tools": [PATCH]},
+    ],
+    ids=["an answer", "with a summary", "a call", "a custom call"],
+)
+def test_a_stream_ends_with_the_object_that_is_sent_whole(client: Client, fields: dict[str, Any]) -> None:
+    events = streamed(client, **fields)
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert events[-1]["type"] == "response.completed"
+    whole = events[-1]["response"]
+    assert without_ids(whole) == without_ids(created(client, **fields))
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == whole["output"]
+
+
+def test_the_deltas_of_a_stream_are_its_texts(client: Client) -> None:
+    events = streamed(client, tools=[WEATHER], reasoning={"summary": "auto"})
+
+    def joined(kind: str) -> str:
+        return "".join(event["delta"] for event in events if event["type"] == f"response.{kind}.delta")
+
+    assert joined("reasoning_text") == joined("reasoning_summary_text") == "Look it up."
+    assert joined("output_text") == "One moment."
+    assert joined("function_call_arguments") == '{"city": "Oslo"}'
+    reasoning, message, call = events[-1]["response"]["output"]
+    assert reasoning["summary"] == [{"type": "summary_text", "text": "Look it up."}]
+    assert message["phase"] == "commentary"
+    assert (call["name"], call["arguments"]) == ("weather", '{"city": "Oslo"}')
+
+
+def test_a_custom_tool_gets_its_text(client: Client) -> None:
+    events = streamed(client, tools=[PATCH])
+    deltas = [event["delta"] for event in events if event["type"].endswith("input.delta")]
+    assert "".join(deltas) == PATCH_TEXT
+    assert len(deltas) > 3
+    [call] = events[-1]["response"]["output"]
+    assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "patch", PATCH_TEXT)
+
+
+def test_a_tool_in_a_namespace_is_called_by_both_names(client: Client, prompts: Prompts) -> None:
+    tools = [{"type": "namespace", "name": "mcp__sky", "description": "", "tools": [WEATHER]}]
+    created(client, tools=tools)
+    assert "mcp__sky__weather" in prompts[-1]
+
+
+def test_the_kinds_of_tools_that_run_elsewhere_are_left_out_and_named(client: Client) -> None:
+    response = client.post(PATH, json={"input": "hello", "tools": [WEATHER, {"type": "web_search"}]})
+    assert response.headers["x-mlx-backend-ignored"] == "tools?1?.web_search"
+    assert refused(client, tools=[{"type": "web_search"}], tool_choice={"type": "web_search"})["param"] == (
+        "tool_choice"
+    )
+
+
+HISTORY = [
+    {"role": "developer", "content": "Be brief."},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+    {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "Ask."}],
+    },
+    {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "weather", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "call_1", "output": "Rain."},
+]
+
+
+@pytest.mark.parametrize(
+    "reasoning",
+    [
+        {"summary": [], "content": [{"type": "reasoning_text", "text": "Ask."}]},
+        {"summary": [], "encrypted_content": seal("Ask.")},
+        {"summary": [{"type": "summary_text", "text": "Ask."}], "encrypted_content": None},
+    ],
+    ids=["text", "encrypted", "summary"],
+)
+def test_reasoning_comes_back_in_each_of_its_forms(
+    client: Client, prompts: Prompts, reasoning: dict[str, Any]
+) -> None:
+    created(client, [*HISTORY[:2], {"type": "reasoning", "id": "rs_1", **reasoning}, *HISTORY[3:]])
+    assert "<|channel|>analysis<|message|>Ask.<|end|>" in prompts[-1]
+    assert "Be brief." in prompts[-1]
+    assert "Rain." in prompts[-1]
+
+
+def test_a_response_is_continued_by_its_id_without_its_instructions(client: Client, prompts: Prompts) -> None:
+    first = created(client, "Capital of France?", instructions="Be brief.")
+    second = created(client, "And its river?", previous_response_id=first["id"])
+    assert "Capital of France?" in prompts[-1]
+    assert "The capital is Paris." in prompts[-1]
+    assert "Be brief." not in prompts[-1]
+    third = created(client, "Longer?", previous_response_id=second["id"])
+    assert third["previous_response_id"] == second["id"]
+    assert prompts[-1].count("The capital is Paris.") == 2
+
+
+def test_a_stored_response_is_read_listed_and_deleted(client: Client) -> None:
+    first = created(client, "Capital of France?")
+    body = created(client, HISTORY, previous_response_id=first["id"])
+    path = f"{PATH}/{body['id']}"
+    assert client.get(path).get_json() == body
+    page = client.get(f"{path}/input_items?limit=2&order=asc").get_json()
+    assert page["data"][0]["content"] == "Capital of France?"
+    assert page["has_more"]
+    rest = client.get(f"{path}/input_items?order=asc&after={page['last_id']}").get_json()
+    assert [item["type"] for item in page["data"] + rest["data"]] == [
+        *("message", "reasoning", "message"),
+        *("message", "message", "reasoning", "function_call", "function_call_output"),
+    ]
+    assert client.post(f"{path}/cancel").status_code == 400
+    assert client.delete(path).get_json() == {"id": body["id"], "object": "response", "deleted": True}
+    assert client.get(path).status_code == 404
+    assert client.post(PATH, json={"input": "x", "previous_response_id": body["id"]}).status_code == 404
+
+
+def test_what_is_not_to_be_stored_is_not(client: Client) -> None:
+    body = created(client, store=False)
+    assert client.get(f"{PATH}/{body['id']}").status_code == 404
+
+
+def test_an_item_reference_is_the_item(client: Client, prompts: Prompts) -> None:
+    [_, message] = created(client)["output"]
+    created(client, [{"type": "item_reference", "id": message["id"]}, {"role": "user", "content": "More."}])
+    assert "The capital is Paris." in prompts[-1]
+
+
+def test_the_tokens_of_a_prompt_are_counted(client: Client) -> None:
+    counted = client.post(f"{PATH}/input_tokens", json={"input": HISTORY, "tools": [WEATHER]}).get_json()
+    assert counted["object"] == "response.input_tokens"
+    assert counted["input_tokens"] == created(client, HISTORY, tools=[WEATHER])["usage"]["input_tokens"]
+
+
+def test_a_response_that_is_cut_is_incomplete_and_its_call_is_none(client: Client) -> None:
+    tokens = created(client, tools=[WEATHER])["usage"]["output_tokens"]
+    events = streamed(client, tools=[WEATHER], max_output_tokens=tokens - 3)
+    assert events[-1]["type"] == "response.incomplete"
+    response = events[-1]["response"]
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert all(item["type"] != "function_call" for item in response["output"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"input": [7]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": 7}]}, "input[0].content"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
+        (
+            {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAAB"}]},
+            "input[0].encrypted_content",
+        ),
+        ({"previous_response_id": 7}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"reasoning": "high"}, "reasoning"),
+        ({"reasoning": {"effort": "enormous"}}, "reasoning.effort"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{}]}, "tools[0].type"),
+        ({"tools": [WEATHER, {**WEATHER, "description": "Other."}]}, "tools[1].name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        (
+            {"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"}}]},
+            "tools[0].format.definition",
+        ),
+        ({"tools": [{**PATCH, "format": {"type": "grammar"}}]}, "tools[0].format"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_place(client: Client, fields: dict[str, Any], param: str) -> None:
+    error = refused(client, **fields)
+    assert error["param"] == param
+    assert error["message"]
+
+
+def test_a_value_that_was_not_stored_for_this_client_is_not_found(client: Client) -> None:
+    response = client.post(PATH, json={"input": "x", "previous_response_id": "resp_1"})
+    assert response.status_code == 404
+    assert response.get_json()["error"]["code"] == "response_not_found"

@@ -1,0 +1,81 @@
+"""Responses that clients refer to again: whose they are, for how long they are kept, and how many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mlx_backend.api.errors import ApiError
+from mlx_backend.api.responses.store import TIME_TO_LIVE, ResponseStore
+
+if TYPE_CHECKING:
+    from mlx_backend.api.responses.store import StoredResponse
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def put(
+    store: ResponseStore,
+    name: str,
+    owner: str = "a",
+    previous: StoredResponse | None = None,
+    nbytes: int = 100,
+) -> None:
+    response: dict[str, Any] = {"id": name, "output": [{"type": "message", "id": f"msg_{name}"}]}
+    store.put(response, [{"role": "user", "content": name}], previous, owner, nbytes)
+
+
+def has(store: ResponseStore, name: str, owner: str = "a") -> bool:
+    try:
+        store.get(name, owner)
+    except ApiError as error:
+        return (error.status, error.code) != (404, "response_not_found")
+    return True
+
+
+def test_a_response_is_its_own_clients_alone() -> None:
+    store = ResponseStore()
+    put(store, "r1")
+    assert has(store, "r1")
+    assert not has(store, "r1", owner="b")
+    assert store.find_item("msg_r1", "a") is not None
+    assert store.find_item("msg_r1", "b") is None
+    with pytest.raises(ApiError):
+        store.delete("r1", "b")
+    assert has(store, "r1")
+
+
+def test_a_response_is_gone_after_its_time() -> None:
+    clock = Clock()
+    store = ResponseStore(clock=clock)
+    put(store, "r1")
+    clock.now = TIME_TO_LIVE
+    assert has(store, "r1")
+    clock.now += 1
+    assert not has(store, "r1")
+
+
+def test_what_was_used_longest_ago_makes_room() -> None:
+    store = ResponseStore(max_bytes=2_000)  # 1,000 for one cache
+    for name in ("r1", "r2", "r3"):
+        put(store, name)
+    assert has(store, "r1")
+    put(store, "r4")
+    assert [has(store, name) for name in ("r1", "r2", "r3", "r4")] == [True, False, True, True]
+
+
+def test_a_conversation_outlives_its_first_response() -> None:
+    store = ResponseStore(max_bytes=2_000)
+    put(store, "r1")
+    put(store, "r2", previous=store.get("r1", "a"))
+    store.delete("r1", "a")
+    items = store.get("r2", "a").conversation()
+    assert [item.get("content") or item["id"] for item in items] == ["r1", "msg_r1", "r2", "msg_r2"]
+    assert store.get("r2", "a").nbytes == 600, "what it refers to is counted"
