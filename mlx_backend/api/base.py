@@ -55,6 +55,10 @@ class Errors(Protocol):
         """Return the body of an error response."""
         ...
 
+    def status(self, error: ApiError) -> int:
+        """Return the status of an error response."""
+        ...
+
 
 class Call(Protocol):
     """A parsed request: which model it names, and which of its fields mean nothing here."""

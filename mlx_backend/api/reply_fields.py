@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
+from mlx_backend.api.errors import refuse
 from mlx_backend.api.fields import Body
 from mlx_backend.chat.request import UNLIMITED
+from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.declaration import declared
 from mlx_backend.settings import SAMPLING, ReasoningFormat, ReplySettings
 
@@ -135,6 +137,17 @@ def _type(name: str) -> Any:
         if setting.kind.type is int
         else setting.kind.annotation()
     )
+
+
+def offer(functions: dict[str, dict[str, Any]], function: dict[str, Any], where: str) -> None:
+    """Add a function by its name. Raises the ApiError for another one of that name: a call would not say which."""
+    name = function["function"]["name"]
+    if functions.setdefault(name, function) != function:
+        raise refuse(
+            f"{where}: there is another tool called {excerpt(name)}, and the two differ. Each tool needs a name of its "
+            "own.",
+            where,
+        )
 
 
 class ReplyBody(Body):

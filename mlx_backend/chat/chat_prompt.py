@@ -192,7 +192,8 @@ class ChatPrompts:
             mapped = Rendering(messages, add_generation_prompt=request.add_generation_prompt, size=size)
             return self._builder.mapped(mapped, request.role_mapping)
         kwargs = self.template_kwargs(request, conversation)
-        tools = list(tools_for_template(names.definitions(request.tools), self._traits)) or None
+        told = [tool for tool in request.tools if tool["function"]["name"] not in request.deferred_tools]
+        tools = list(tools_for_template(names.definitions(told), self._traits)) or None
         messages, stand_ins = (messages, {}) if images is None else with_stand_ins(messages, self._traits)
         own_markers: dict[str, str] = {}
         if tools is not None and not self._traits.has_tools:

@@ -165,22 +165,28 @@ class UsageMeter:
 
 
 class StopStrings:
-    """`feed` text and get the text that is safe to show; `stopped` says that a stop string was found."""
+    """`feed` text and get the text that is safe to show; `found` is the stop string that ended it."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.stopped = False
+        self.found: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self.found is not None
 
     def feed(self, text: str) -> str:
         """Return what can be shown now: nothing, once a stop string was found."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         text = self._held + text
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped, self._held = True, ""
-            return text[: min(found)]
+            at, self.found = min(found)
+            self._held = ""
+            return text[:at]
         held = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
@@ -200,6 +206,11 @@ class StopFilter:
     def __init__(self, stops: Sequence[str]) -> None:
         self._text = StopStrings(stops)
         self._open_calls: set[int] = set()
+
+    @property
+    def found(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._text.found
 
     @property
     def stopped(self) -> bool:
@@ -396,6 +407,11 @@ class Reply:
     def completion_tokens(self) -> int:
         """How many tokens have been generated so far."""
         return self._meter.usage.completion_tokens
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended the reply."""
+        return self._stop.found
 
     @property
     def replies(self) -> Sequence[Reply]:

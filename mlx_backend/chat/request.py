@@ -96,18 +96,20 @@ class ReplyRequest:
 class ChatRequest(ReplyRequest):
     """A conversation to answer.
 
-    `tool_paths` are the request's fields that describe the tools, where these are not `tools[i].function`; `fields` are
-    the others of the body as the client wrote it: effort is looked up there. In messages, an image is a
-    part {"type": "image", "image": its place in `images`}. `thinking_budget` is the most tokens of reasoning, or
-    UNLIMITED, and `thinking_budget_message` what it ends with then; `answer_reserve` how many tokens of the reply are
-    kept for the answer. `background_detection` says whether to look for a client's own prompt (None: as configured),
-    `background` is the one this was recognised as.
+    `tool_paths` are the request's fields that describe the tools, where these are not `tools[i].function`;
+    `deferred_tools` are defined in the conversation and not told to the template. `fields` are the others of the body
+    as the client wrote it: effort is looked up there. In messages, an image is a part
+    {"type": "image", "image": its place in `images`}. `thinking_budget` is the most tokens of reasoning, or UNLIMITED,
+    and `thinking_budget_message` what it ends with then; `answer_reserve` how many tokens of the reply are kept for the
+    answer. `background_detection` says whether to look for a client's own prompt (None: as configured), `background` is
+    the one this was recognised as.
     """
 
     messages: Sequence[Mapping[str, Any]]
     images: Sequence[ImageSource] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     tool_paths: Sequence[str] = ()
+    deferred_tools: frozenset[str] = frozenset()
     fields: Mapping[str, Any] = field(default_factory=dict)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     role_mapping: Mapping[str, str] | None = None

@@ -13,6 +13,7 @@ from werkzeug import Request
 from werkzeug.exceptions import NotFound
 from werkzeug.routing import Map, Rule
 
+from mlx_backend.api.anthropic import messages as anthropic
 from mlx_backend.api.errors import ApiError
 from mlx_backend.api.openai.chat import ChatCompletions
 from mlx_backend.api.openai.completions import Completions
@@ -36,6 +37,7 @@ from mlx_backend.server.auth import TrustedProxies
 from mlx_backend.server.errors import DEFAULT_ERRORS, as_api_error
 from mlx_backend.server.handlers import (
     Backend,
+    HeaderHandler,
     JsonHandler,
     LoadHandler,
     ReplyHandler,
@@ -75,7 +77,17 @@ def all_routes() -> list[Route]:
         ("POST", "/completions", ReplyHandler(Completions())),
         ("POST", "/embeddings", JsonHandler(CreateEmbeddings())),
         ("POST", "/rerank", JsonHandler(Rerank())),
-        ("GET", "/models", ResourceHandler(ListModels(started))),
+        ("POST", "/messages", ReplyHandler(anthropic.Messages())),
+        ("POST", "/messages/count_tokens", JsonHandler(anthropic.CountTokens())),
+        (
+            "GET",
+            "/models",
+            HeaderHandler(
+                "anthropic-version",
+                ResourceHandler(anthropic.ListModels(started)),
+                ResourceHandler(ListModels(started)),
+            ),
+        ),
         ("GET", "/models/<path:name>", ResourceHandler(GetModel(started))),
         ("POST", "/models/<path:name>/load", LoadHandler(LoadModel())),
         ("POST", "/models/<path:name>/unload", ResourceHandler(UnloadModel())),
@@ -164,7 +176,7 @@ class App:
             record.refused(explained)
             response = _error_response(errors, explained)
         record.status = response.status_code
-        response.headers["x-request-id"] = record.id
+        response.headers["x-request-id"] = response.headers["request-id"] = record.id
         response.call_on_close(stack.close)
         self.preparations.give_back_memory()
         if client.key is not None:
@@ -213,6 +225,6 @@ class App:
 
 
 def _error_response(errors: Errors, error: ApiError) -> Response:
-    response = json_response(errors.error(error), error.status)
+    response = json_response(errors.error(error), errors.status(error))
     response.headers.extend(error.headers)
     return response

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that has left. No client reads it; it is for the log of a proxy in between."""
 
-DEFAULT_ERRORS: Errors = OpenAIProtocol()
-"""How an error is written at an address that belongs to no API: as most clients expect it."""
+
+class DefaultErrors(OpenAIProtocol):
+    """How an error is written at an address that belongs to no API: as most clients expect it."""
+
+
+DEFAULT_ERRORS: Errors = DefaultErrors()
 
 
 def as_api_error(error: Exception, *, is_draining: bool) -> ApiError:

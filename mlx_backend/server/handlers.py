@@ -106,7 +106,7 @@ class ReplyHandler:
 
     def __init__(self, protocol: ReplyProtocol) -> None:
         self._protocol = protocol
-        self.error, self.error_type = protocol.error, protocol.error_type
+        self.error, self.status, self.error_type = protocol.error, protocol.status, protocol.error_type
         self.operation = protocol.operation
 
     def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
@@ -159,7 +159,7 @@ class JsonHandler[S]:
 
     def __init__(self, protocol: JsonProtocol[S]) -> None:
         self._protocol = protocol
-        self.error, self.error_type = protocol.error, protocol.error_type
+        self.error, self.status, self.error_type = protocol.error, protocol.status, protocol.error_type
         self.operation = protocol.operation
 
     def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
@@ -184,7 +184,7 @@ class ResourceHandler:
 
     def __init__(self, protocol: ResourceProtocol) -> None:
         self._protocol = protocol
-        self.error, self.error_type = protocol.error, protocol.error_type
+        self.error, self.status, self.error_type = protocol.error, protocol.status, protocol.error_type
         self.operation = protocol.operation
 
     def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
@@ -193,6 +193,21 @@ class ResourceHandler:
         return json_response(
             json_text.body(self._protocol.answer(backend.models, known, backend.client.in_queue))
         )
+
+
+class HeaderHandler:
+    """One address of two APIs, whose clients are told apart by a header that only one of them sends."""
+
+    def __init__(self, header: str, sent: Handler, not_sent: Handler) -> None:
+        self._header = header
+        self._sent, self._not_sent = sent, not_sent
+        self.error, self.status, self.error_type = not_sent.error, not_sent.status, not_sent.error_type
+        self.operation = not_sent.operation
+
+    def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
+        """Answer as the API does that the client speaks."""
+        handler = self._sent if self._header in request.headers else self._not_sent
+        return handler.handle(request, backend, arguments)
 
 
 class LoadHandler(ResourceHandler):

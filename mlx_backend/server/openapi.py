@@ -15,7 +15,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from mlx_backend import __version__
 from mlx_backend.api import json_text
 from mlx_backend.api.base import Operation
-from mlx_backend.server.errors import DEFAULT_ERRORS
+from mlx_backend.server.errors import DefaultErrors
 from mlx_backend.server.handlers import json_response
 
 if TYPE_CHECKING:
@@ -39,11 +39,9 @@ _SECURITY = {
 }
 
 
-class OpenAPIHandler:
+class OpenAPIHandler(DefaultErrors):
     """Answers with the document of the routes it is given."""
 
-    error = staticmethod(DEFAULT_ERRORS.error)
-    error_type = DEFAULT_ERRORS.error_type
     operation = Operation(summary="This document", answer=dict[str, Any])
 
     def __init__(self, routes: Callable[[], Sequence[Route]]) -> None:

@@ -14,7 +14,7 @@ from mlx_backend import __version__
 from mlx_backend.api import json_text
 from mlx_backend.api.base import Operation
 from mlx_backend.registry.base import ModelState  # noqa: TC001 (read at run time)
-from mlx_backend.server.errors import DEFAULT_ERRORS
+from mlx_backend.server.errors import DefaultErrors
 from mlx_backend.server.handlers import json_response
 from mlx_backend.server.metrics import CONTENT_TYPE
 
@@ -67,11 +67,9 @@ class Health(TypedDict):
     models: NotRequired[list[HealthOfModel]]
 
 
-class HomeHandler:
+class HomeHandler(DefaultErrors):
     """Says what this server is, and where its APIs are."""
 
-    error = staticmethod(DEFAULT_ERRORS.error)
-    error_type = DEFAULT_ERRORS.error_type
     operation = Operation(summary="Say what this server is", answer=Home)
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -90,14 +88,12 @@ class HomeHandler:
         return json_response(json_text.body(home))
 
 
-class HealthHandler:
+class HealthHandler(DefaultErrors):
     """200 while requests are served; 503 while they cannot be, or the server is being stopped.
 
     That depends on the first model, if it is pinned. Models that are loaded on demand may fail.
     """
 
-    error = staticmethod(DEFAULT_ERRORS.error)
-    error_type = DEFAULT_ERRORS.error_type
     operation = Operation(summary="Say whether requests are served", answer=Health, also_answers=[503])
 
     def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
@@ -115,14 +111,12 @@ class HealthHandler:
         return json_response(json_text.body(health), 200 if status == "ok" else 503)
 
 
-class ReadyHandler:
+class ReadyHandler(DefaultErrors):
     """200 once a request would be answered without waiting for its model, for a load balancer.
 
     That is when the default model is loaded, or is one that is loaded on demand, and the server is not being stopped.
     """
 
-    error = staticmethod(DEFAULT_ERRORS.error)
-    error_type = DEFAULT_ERRORS.error_type
     operation = Operation(summary="Say whether requests may be sent here", answer=Ready, also_answers=[503])
 
     def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
@@ -136,11 +130,9 @@ class ReadyHandler:
         return json_response(json_text.body(ready), 200 if ready["status"] == "ready" else 503)
 
 
-class MetricsHandler:
+class MetricsHandler(DefaultErrors):
     """What is counted and measured, in Prometheus' text format (docs/shared-server.md lists it)."""
 
-    error = staticmethod(DEFAULT_ERRORS.error)
-    error_type = DEFAULT_ERRORS.error_type
     operation = Operation(
         summary="Say what was counted and measured, for Prometheus", answer=str, media_type="text/plain"
     )

@@ -47,6 +47,9 @@ class Lines:
     def error(self, error: ApiError) -> bytes:
         return f"! {error.message}\n".encode()
 
+    def status(self, error: ApiError) -> int:
+        return error.status
+
 
 @dataclass
 class LinesCall:

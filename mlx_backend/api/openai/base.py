@@ -32,6 +32,10 @@ class OpenAIProtocol:
         """Return the body of an error response."""
         return json_text.body(error_object(error))
 
+    def status(self, error: ApiError) -> int:
+        """Return the status of an error response."""
+        return error.status
+
 
 def with_extra_body(body: Any) -> Any:
     """Return a body with the fields of `extra_body` among its own, as the OpenAI SDK sends them.

@@ -30,7 +30,7 @@ from mlx_backend.api.openai.objects import (
     ResponseFormatInput,
     ToolChoiceInput,
 )
-from mlx_backend.api.reply_fields import accepts, as_whole, names_of
+from mlx_backend.api.reply_fields import accepts, as_whole, names_of, offer
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
 from mlx_backend.conversation.json_values import excerpt, json_type, unwrapped_schema
 from mlx_backend.conversation.result_media import with_media_as_parts
@@ -377,13 +377,17 @@ class ChatBody(GenerationBody):
         messages = with_media_as_parts(self.messages)
         _check_contents(messages)
         messages, images = take_images(messages)
-        tools = [] if self.tool_choice == "none" else _distinct(self.tools or [])
+        tools: dict[str, dict[str, Any]] = {}
+        for at, tool in enumerate(self.tools or ()) if self.tool_choice != "none" else ():
+            offer(tools, tool.as_dict(), f"tools[{at}].function.name")
         choice = self.tool_choice if isinstance(self.tool_choice, ToolChoice) else ToolChoice()
-        strict = frozenset(tool.function.name for tool in tools if tool.function.strict)
+        strict = (
+            frozenset(tool.function.name for tool in self.tools or () if tool.function.strict) & tools.keys()
+        )
         return ChatRequest(
             messages=messages,
             images=images,
-            tools=[tool.as_dict() for tool in tools],
+            tools=list(tools.values()),
             # Without the messages: a request lives as long as its reply, and images are megabytes.
             fields={
                 **{name: value for name, value in written.items() if name != "messages"},
@@ -409,20 +413,6 @@ class ChatBody(GenerationBody):
             answer_reserve=self.setting("answer_reserve"),
             background_detection=self.setting("background_detection"),
         )
-
-
-def _distinct(tools: Sequence[Tool]) -> list[Tool]:
-    """Return the tools, each once. Two that differ and have one name are refused: a call would not say which."""
-    by_name: dict[str, Tool] = {}
-    for at, tool in enumerate(tools):
-        name = tool.function.name
-        if by_name.setdefault(name, tool).as_dict() != tool.as_dict():
-            raise refuse(
-                f"tools[{at}].function.name: there is another tool called {excerpt(name)}, and the two differ. "
-                "Each tool needs a name of its own.",
-                f"tools[{at}].function.name",
-            )
-    return list(by_name.values())
 
 
 def _check_contents(messages: Sequence[Any]) -> None:

@@ -79,7 +79,7 @@ class ListModels(OpenAIProtocol):
         """Return the list."""
         data: list[dict[str, Any]] = []
         for status in models.statuses():
-            described = _description(models, status.name)
+            described = description_of(models, status.name)
             data += [
                 model_object(status, described, self._created, alias=alias)
                 for alias in (None, *status.aliases)
@@ -104,7 +104,7 @@ class GetModel(OpenAIProtocol):
         """Return the model's object. Raises UnknownModel or ModelNotAllowed."""
         name = arguments["name"]
         status = models.status(name)
-        described = _description(models, name)
+        described = description_of(models, name)
         alias = name if name in status.aliases or name.startswith(f"{status.name}:") else None
         return model_object(status, described, self._created, alias=alias)
 
@@ -189,7 +189,8 @@ def _level(description: ModelDescription, effort: Effort) -> str:
     return _LEVELS[effort] if budget is None else f"{_LEVELS[effort]}: at most {budget:,} tokens"
 
 
-def _description(models: ModelRegistry, name: str) -> ModelDescription:
+def description_of(models: ModelRegistry, name: str) -> ModelDescription:
+    """Return what a model can do, as far as it is known."""
     try:
         return models.describe(name)
     except ModelError:  # it has left the catalogue since it was listed

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError
 
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.fields import Lenient, refuse_invalid
+from mlx_backend.api.reply_fields import offer
 from mlx_backend.chat.request import InputGrammar, ToolChoice
 from mlx_backend.conversation.json_values import excerpt, json_type
 
@@ -141,7 +142,7 @@ class Tools:
     @classmethod
     def of(cls, tools: Sequence[FunctionTool | CustomTool | NamespaceTool | Mapping[str, Any]]) -> Tools:
         """Build them. Raises the ApiError for two of one name that differ."""
-        functions: dict[str, Mapping[str, Any]] = {}
+        functions: dict[str, dict[str, Any]] = {}
         paths: dict[str, str] = {}
         names: dict[str, ToolName] = {}
         strict: set[str] = set()
@@ -152,13 +153,8 @@ class Tools:
                 left_out.append(f"tools[{at}].{tool.get('type')}")
                 continue
             for where, name, each in _flat(tool, f"tools[{at}]"):
-                flat, function = name.for_model, _function(name, each)
-                if functions.setdefault(flat, function) != function:
-                    raise refuse(
-                        f"{where}.name: there is another tool called {excerpt(name.name)}, and the two differ. Each "
-                        "tool needs a name of its own.",
-                        f"{where}.name",
-                    )
+                flat = name.for_model
+                offer(functions, _function(name, each), f"{where}.name")
                 names[flat] = name
                 paths.setdefault(flat, where)
                 if isinstance(each, FunctionTool) and each.strict:

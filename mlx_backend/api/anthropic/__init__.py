@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: POST /v1/messages, its token count, and its list of models."""

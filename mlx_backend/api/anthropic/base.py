@@ -1,0 +1,56 @@
+"""What every address of this API shares: how an error is written, and with which status. Knows no endpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlx_backend.api import json_text
+from mlx_backend.api.anthropic.objects import ErrorObject
+
+if TYPE_CHECKING:
+    from mlx_backend.api.errors import ApiError
+
+OVERLOADED = 529
+"""The API's status for a server that is too busy: its clients wait and try again."""
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    OVERLOADED: "overloaded_error",
+}
+
+
+def status_of(error: ApiError) -> int:
+    """Return the status of an error: where it says when to try again, the server is overloaded."""
+    has_time = any(name == "Retry-After" for name, _ in error.headers)
+    return OVERLOADED if error.status == 503 and has_time else error.status
+
+
+def error_object(error: ApiError) -> ErrorObject:
+    """Build `{"type": "error", "error": {type, message}}`. The API has no field for the place: the message names it."""
+    message = error.message
+    if error.code == "context_length_exceeded":
+        message = f"prompt is too long: {message}"  # by these words a client knows that it has to compact
+    if error.param and error.param not in message:
+        message = f"{error.param}: {message}"
+    status = status_of(error)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+class AnthropicProtocol:
+    """The base of every protocol in this folder: implements api/base.py's `Errors`."""
+
+    error_type = ErrorObject
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the body of an error response."""
+        return json_text.body(error_object(error))
+
+    def status(self, error: ApiError) -> int:
+        """Return the status of an error response."""
+        return status_of(error)

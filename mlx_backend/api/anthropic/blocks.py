@@ -1,0 +1,270 @@
+"""Messages of content blocks to messages in the form that all of chat/ knows.
+
+    text, image, document      parts of the message
+    thinking                   the message's reasoning; its signature is ours or the block is refused
+    tool_use                   a call
+    tool_result                a message of the role `tool`, before what else the message says
+    tool_reference             the definition of a deferred tool, where it stands: what came before it stays as it was
+
+`cache_control` is no part of a prompt. Raises the ApiError that names the block.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.api.errors import refuse
+from mlx_backend.api.sealed_reasoning import NotSealedHere, unseal
+from mlx_backend.conversation.json_values import excerpt, json_type
+from mlx_backend.conversation.message_parts import REASONING_CONTENT
+from mlx_backend.images import Detail, ImageSource
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ROLES = ("user", "assistant", "system")
+_BILLING = "x-anthropic-billing-header:"
+"""A line that a client adds to its instructions for its own server. It would differ from session to session."""
+
+
+def system_text(system: str | Sequence[Any] | None, where: str = "system") -> str:
+    """Return the instructions, without what is not meant for a model. Raises ApiError."""
+    if system is None or isinstance(system, str):
+        return system or ""
+    texts = []
+    for at, block in enumerate(system):
+        if not isinstance(block, Mapping) or not isinstance(block.get("text"), str):
+            raise refuse(
+                f"{where}[{at}]: must be a block with a text; got {excerpt(block)}.", f"{where}[{at}]"
+            )
+        if not block["text"].startswith(_BILLING):
+            texts.append(block["text"])
+    return "\n\n".join(texts)
+
+
+class Conversation:
+    """The messages of a conversation and its images; `add` messages in their order.
+
+    `deferred` are the definitions of tools that the prompt's head does not have, by name; `referenced` those of them
+    that the conversation names.
+    """
+
+    def __init__(self, deferred: Mapping[str, Mapping[str, Any]]) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.images: list[ImageSource] = []
+        self.referenced: set[str] = set()
+        self._deferred = deferred
+
+    def add(self, message: Any, where: str) -> None:
+        """Add a message. Raises the ApiError that says what is wrong with it; `where` is its path."""
+        if not isinstance(message, Mapping):
+            raise refuse(f"{where}: a message must be an object, not {json_type(message)}.", where)
+        role, content = message.get("role"), message.get("content")
+        if role not in _ROLES:
+            raise refuse(
+                f"{where}.role = {excerpt(role)}: must be user, assistant or system.", f"{where}.role"
+            )
+        place = f"{where}.content"
+        if content is None or isinstance(content, str):
+            blocks: Sequence[Any] = [{"type": "text", "text": content or ""}]
+        elif isinstance(content, list):
+            blocks = content
+        else:
+            raise refuse(f"{place}: must be a text or a list of blocks, not {json_type(content)}.", place)
+        if role == "assistant":
+            self._add_own(blocks, place)
+        elif role == "system":
+            self.messages.append({"role": "system", "content": system_text(blocks, place)})
+        else:
+            self._add_users(blocks, place)
+
+    def _add_own(self, blocks: Sequence[Any], where: str) -> None:
+        message: dict[str, Any] = {"role": "assistant"}
+        texts: list[str] = []
+        reasoning: list[str] = []
+        for at, block in enumerate(blocks):
+            place = f"{where}[{at}]"
+            match _kind(block, place):
+                case "text":
+                    texts.append(_text(block, "text", place))
+                case "thinking" | "redacted_thinking":
+                    reasoning.append(_reasoning(block, place))
+                case "tool_use":
+                    call = {"name": _text(block, "name", place), "arguments": _arguments(block, place)}
+                    written = {"id": _text(block, "id", place), "type": "function", "function": call}
+                    message.setdefault("tool_calls", []).append(written)
+                case kind:
+                    _refuse_kind(kind, "an assistant's message", place)
+        if any(reasoning):
+            message[REASONING_CONTENT] = "\n\n".join(filter(None, reasoning))
+        if texts or "tool_calls" not in message:
+            message["content"] = "".join(texts)
+        self.messages.append(message)
+
+    def _add_users(self, blocks: Sequence[Any], where: str) -> None:
+        parts: list[dict[str, Any]] = []
+        for at, block in enumerate(blocks):
+            place = f"{where}[{at}]"
+            if _kind(block, place) == "tool_result":
+                content = self._result(block, place)
+                call_id = _text(block, "tool_use_id", place)
+                self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+            else:
+                parts += self._parts(block, place, "a user's message")
+        if parts:
+            self.messages.append({"role": "user", "content": _joined(parts)})
+
+    def _result(self, block: Mapping[str, Any], where: str) -> Any:
+        content = block.get("content")
+        if content is None or isinstance(content, str):
+            parts = [{"type": "text", "text": content or ""}]
+        elif isinstance(content, list):
+            place = f"{where}.content"
+            parts = [
+                part
+                for at, each in enumerate(content)
+                for part in self._parts(each, f"{place}[{at}]", "a tool's result")
+            ]
+        else:
+            raise refuse(
+                f"{where}.content: must be a text or a list of blocks, not {json_type(content)}.",
+                f"{where}.content",
+            )
+        if block.get("is_error") is True and not _says_error(parts):
+            parts = [{"type": "text", "text": "Error: "}, *parts]
+        return _joined(parts)
+
+    def _parts(self, block: Any, where: str, holder: str) -> list[dict[str, Any]]:
+        match _kind(block, where):
+            case "text":
+                return [{"type": "text", "text": _text(block, "text", where)}]
+            case "image":
+                return [self._image(block, where)]
+            case "document":
+                return self._document(block, where)
+            case "search_result":
+                title, content = block.get("title"), block.get("content")
+                found = content if isinstance(content, list) else []
+                texts = [each.get("text") for each in found if isinstance(each, Mapping)]
+                said = [text for text in (title, *texts) if isinstance(text, str)]
+                return [{"type": "text", "text": "\n".join(said)}]
+            case "tool_reference":
+                return [{"type": "text", "text": self._reference(block, where)}]
+            case kind:
+                _refuse_kind(kind, holder, where)
+        return []
+
+    def _reference(self, block: Mapping[str, Any], where: str) -> str:
+        name = _text(block, "tool_name", where)
+        definition = self._deferred.get(name)
+        if definition is None:
+            raise refuse(
+                f"{where}.tool_name: there is no tool {excerpt(name)} with defer_loading in this request's tools.",
+                f"{where}.tool_name",
+            )
+        self.referenced.add(name)
+        return f"This tool can be called now: {json.dumps(definition['function'], ensure_ascii=False)}"
+
+    def _image(self, block: Mapping[str, Any], where: str) -> dict[str, Any]:
+        match block.get("source"):
+            case {"type": "base64", "data": str(data), **source} if data:
+                url = f"data:{source.get('media_type') or 'image/png'};base64,{data}"
+            case {"type": "url", "url": str(url)} if url:
+                pass
+            case other:
+                raise refuse(
+                    f"{where}.source = {excerpt(other)}: send "
+                    '{"type": "base64", "media_type": "image/png", "data": …} or {"type": "url", "url": …}.',
+                    f"{where}.source",
+                    "invalid_image",
+                )
+        self.images.append(ImageSource(where=where, url=url, detail=Detail.AUTO))
+        return {"type": "image", "image": len(self.images) - 1}
+
+    def _document(self, block: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+        head = [f"# {block['title']}\n\n"] if isinstance(block.get("title"), str) else []
+        match block.get("source"):
+            case {"type": "text", "data": str(text)}:
+                return [{"type": "text", "text": "".join([*head, text])}]
+            case {"type": "content", "content": str(text)}:
+                return [{"type": "text", "text": "".join([*head, text])}]
+            case {"type": "content", "content": list(content)}:
+                return [
+                    part
+                    for at, each in enumerate(content)
+                    for part in self._parts(each, f"{where}.source.content[{at}]", "a document")
+                ]
+        raise refuse(
+            "This model cannot open files. Send the document's text as a source of type text, or its pages as images.",
+            f"{where}.source",
+            "unsupported_content",
+        )
+
+
+def _joined(parts: list[dict[str, Any]]) -> Any:
+    """Return one text where there are no images."""
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _says_error(parts: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(parts) and "error" in str(parts[0].get("text", ""))[:200].lower()
+
+
+def _kind(block: Any, where: str) -> str:
+    if not isinstance(block, Mapping):
+        raise refuse(f"{where}: a block must be an object, not {json_type(block)}.", where)
+    kind = block.get("type")
+    if not isinstance(kind, str):
+        raise refuse(f"{where}.type: must be a text, not {json_type(kind)}.", f"{where}.type")
+    return kind
+
+
+def _refuse_kind(kind: str, holder: str, where: str) -> None:
+    raise refuse(
+        f"{where}.type = {excerpt(kind)}: there is no such block in {holder} here. Remove it.",
+        f"{where}.type",
+        "unsupported_content",
+    )
+
+
+def _reasoning(block: Mapping[str, Any], where: str) -> str:
+    """Return the reasoning of a block: its text, or what its signature holds where that was left out."""
+    is_redacted = block["type"] == "redacted_thinking"
+    field = "data" if is_redacted else "signature"
+    sealed, text = block.get(field), "" if is_redacted else block.get("thinking")
+    if not isinstance(text, str):
+        raise refuse(f"{where}.thinking: must be a text, not {json_type(text)}.", f"{where}.thinking")
+    if not isinstance(sealed, str) or not sealed:  # a client that has not kept it
+        return text
+    try:
+        return unseal(sealed, text)
+    except NotSealedHere:
+        raise refuse(
+            f"{where}.{field} was not made by this server, or its text was changed: it cannot be read. Leave the block "
+            "out.",
+            f"{where}.{field}",
+            "invalid_signature",
+        ) from None
+
+
+def _arguments(block: Mapping[str, Any], where: str) -> str:
+    given = block.get("input")
+    if given is None:
+        return "{}"
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, Mapping):
+        raise refuse(f"{where}.input: must be an object, not {json_type(given)}.", f"{where}.input")
+    return json.dumps(given, ensure_ascii=False)
+
+
+def _text(block: Mapping[str, Any], name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        what = "is missing" if value is None else f"must be a text, not {json_type(value)}"
+        raise refuse(f"{where}.{name} {what}.", f"{where}.{name}")
+    return value

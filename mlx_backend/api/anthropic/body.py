@@ -1,0 +1,204 @@
+"""The body of POST /v1/messages, and the request for the chat service that it becomes.
+
+tools      those with `defer_loading` are no part of the prompt's head; of those that run at Anthropic, by their types,
+           nothing is left but their names in a header
+effort     output_config.effort, and `thinking` (budget_tokens, disabled)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from mlx_backend.api.anthropic.blocks import Conversation, system_text
+from mlx_backend.api.errors import refuse
+from mlx_backend.api.fields import Lenient, Refusals, is_one_of
+from mlx_backend.api.openai.chat_body import as_template_kwargs, nested_budgets
+from mlx_backend.api.openai.objects import EFFORT_FIELDS
+from mlx_backend.api.reply_fields import Limit, ReplyBody, accepts, as_stop_strings, as_whole, names_of, offer
+from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
+from mlx_backend.conversation.json_values import excerpt, json_type
+from mlx_backend.conversation.result_media import with_media_as_parts
+from mlx_backend.settings import SAMPLING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Tool(Lenient):
+    """A tool of the client's own."""
+
+    type: str | None = None
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether it is one that only Anthropic's models know."""
+        return self.type not in (None, "custom")
+
+    def as_function(self) -> dict[str, Any]:
+        """Return it as a function."""
+        said = {"description": self.description, "parameters": self.input_schema}
+        sent = {key: value for key, value in said.items() if value is not None}
+        return {"type": "function", "function": {"name": self.name, **sent}}
+
+
+@accepts(
+    *(name for name in SAMPLING if name != "seed"),
+    "seed",
+    "max_repeated_tokens",
+    *names_of("thinking_budget"),
+    *names_of("thinking_budget_message"),
+    "answer_reserve",
+    "background_detection",
+)
+class MessagesBody(ReplyBody):
+    """POST /v1/messages. The settings of replies that other addresses take are taken here, too."""
+
+    refused: ClassVar[Refusals] = {
+        "mcp_servers": (
+            is_one_of([]),
+            "this server calls no other servers; let your client list their tools",
+        ),
+        "container": (is_one_of(), "this server runs no code"),
+    }
+    read_elsewhere: ClassVar[dict[str, Any]] = EFFORT_FIELDS
+
+    messages: list[Any]
+    system: str | list[Any] | None = None
+    max_tokens: Limit = None
+    stream: bool | None = None
+    stop_sequences: Annotated[
+        tuple[str, ...], BeforeValidator(as_stop_strings, json_schema_input_type=list[str] | None)
+    ] = ()
+    tools: list[Tool] | None = None
+    tool_choice: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    adapters: Annotated[str, Field(min_length=1)] | None = None
+    priority: Annotated[int, Field(gt=-(2**31), lt=2**31), BeforeValidator(as_whole)] | None = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        BeforeValidator(as_template_kwargs, json_schema_input_type=dict[str, Any] | str | None),
+    ] = Field(default_factory=dict)
+
+    @property
+    def ignored(self) -> list[str]:
+        """The fields that have no meaning here, and the tools that run at Anthropic."""
+        habits = ("context_management", "betas", "output_config.format", "thinking.display")
+        hosted = [f"tools[{at}].{tool.type}" for at, tool in enumerate(self.tools or ()) if tool.is_hosted]
+        names = [name for name in super().ignored if name not in habits and not name.startswith("tools.")]
+        return [*names, *hosted]
+
+    def request(self, written: Mapping[str, Any]) -> ChatRequest:
+        """Return the request for the chat service. Raises ApiError."""
+        known = self._functions()
+        is_deferred = {tool.name for tool in self.tools or () if tool.defer_loading}
+        deferred = {name: function for name, function in known.items() if name in is_deferred}
+        conversation = Conversation(deferred)
+        if system := system_text(self.system):
+            conversation.messages.append({"role": "system", "content": system})
+        for at, message in enumerate(self.messages):
+            conversation.add(message, f"messages[{at}]")
+        if not conversation.messages:
+            raise refuse("messages is empty: send at least one.", "messages")
+        offered = [name for name in known if name not in deferred or name in conversation.referenced]
+        tools = [] if self._choice_type() == "none" else [known[name] for name in offered]
+        places = {tool.name: f"tools[{at}]" for at, tool in enumerate(self.tools or ())}
+        return ChatRequest(
+            messages=with_media_as_parts(conversation.messages),
+            images=conversation.images,
+            tools=tools,
+            deferred_tools=frozenset(conversation.referenced),
+            tool_paths=[places[name] for name in offered],
+            fields={
+                **{name: value for name, value in written.items() if name not in ("messages", "system")},
+                "chat_template_kwargs": self.chat_template_kwargs,
+            },
+            template_kwargs=self.chat_template_kwargs,
+            sampling=self.sampling(),
+            adapter=self.adapters,
+            priority=self.priority,
+            max_tokens=self.max_tokens,
+            max_repeated_tokens=self.setting("max_repeated_tokens"),
+            stop=self.stop_sequences,
+            answer_format=self._answer_format(written),
+            tool_choice=self._tool_choice(offered),
+            parallel_tool_calls=not (self.tool_choice or {}).get("disable_parallel_tool_use"),
+            thinking_budget=self._thinking_budget(written),
+            thinking_budget_message=self.setting(*names_of("thinking_budget_message")),
+            answer_reserve=self.setting("answer_reserve"),
+            background_detection=self.setting("background_detection"),
+        )
+
+    def omits_thinking(self, written: Mapping[str, Any]) -> bool:
+        """Whether reasoning is sent as its signature alone."""
+        thinking = written.get("thinking")
+        return isinstance(thinking, Mapping) and thinking.get("display") == "omitted"
+
+    def _functions(self) -> dict[str, dict[str, Any]]:
+        """Return the tools as functions, by their names in order: a list in another order is the same list."""
+        found: dict[str, dict[str, Any]] = {}
+        for at, tool in enumerate(self.tools or ()):
+            if tool.is_hosted:
+                continue
+            offer(found, tool.as_function(), f"tools[{at}].name")
+        return dict(sorted(found.items()))
+
+    def _choice_type(self) -> Any:
+        return (self.tool_choice or {}).get("type", "auto")
+
+    def _tool_choice(self, offered: Sequence[str]) -> ToolChoice:
+        strict = frozenset(tool.name for tool in self.tools or () if tool.strict and tool.name in offered)
+        match self._choice_type():
+            case "auto":
+                return ToolChoice(strict=strict)
+            case "none":
+                return ToolChoice()
+            case "any":
+                return ToolChoice(required=True, strict=strict)
+            case "tool":
+                name = (self.tool_choice or {}).get("name")
+                if name not in offered:
+                    known = ", ".join(offered) or "none"
+                    raise refuse(
+                        f"tool_choice.name = {excerpt(name)}: there is no such tool to call; the request's tools: "
+                        f"{known}.",
+                        "tool_choice.name",
+                    )
+                return ToolChoice(name=name, strict=strict)
+            case kind:
+                raise refuse(
+                    f"tool_choice.type = {excerpt(kind)}: must be auto, any, tool or none.",
+                    "tool_choice.type",
+                )
+
+    def _answer_format(self, written: Mapping[str, Any]) -> AnswerFormat | None:
+        config = written.get("output_config")
+        nested = config.get("format") if isinstance(config, Mapping) else None
+        field = "output_config.format" if nested is not None else "output_format"
+        match nested if nested is not None else self.output_format:
+            case None:
+                return None
+            case {"type": "json_schema", "schema": dict(schema)}:
+                return AnswerFormat(kind="json_schema", value=schema, strict=True, field=field)
+            case value:
+                raise refuse(
+                    f'{field} = {excerpt(value)}: send {{"type": "json_schema", "schema": …}}.', field
+                )
+
+    def _thinking_budget(self, written: Mapping[str, Any]) -> int | None:
+        thinking = written.get("thinking")
+        if thinking is not None and not isinstance(thinking, Mapping):
+            raise refuse(f"thinking: must be an object, not {json_type(thinking)}.", "thinking")
+        own = self.setting(*names_of("thinking_budget"))
+        if own is not None:
+            return int(own)
+        budgets = dict(nested_budgets(written, self.chat_template_kwargs))
+        return next(iter(budgets.values()), None)

@@ -1,0 +1,323 @@
+"""POST /v1/messages: what a conversation of content blocks becomes, and what comes back, against Anthropic's types."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import TypeAdapter
+from scripted_engine import ScriptedEngine
+from scripted_server import ANSWER, CALL, client_of
+
+from mlx_backend.api.sealed_reasoning import seal, sign
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from werkzeug.test import Client
+
+PATH = "/v1/messages"
+USER = {"role": "user", "content": "hello"}
+WEATHER = {"name": "weather", "description": "The weather", "input_schema": {"type": "object"}}
+LOOKUP = {"name": "lookup", "input_schema": {"type": "object", "properties": {"key": {"type": "string"}}}}
+
+event_type: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+@pytest.fixture
+def prompts() -> list[str]:
+    """What the engine was given."""
+    return []
+
+
+@pytest.fixture
+def engine(prompts: list[str]) -> Iterator[ScriptedEngine]:
+    def reply(prompt: str) -> str:
+        prompts.append(prompt)
+        return CALL if "functions.weather" in prompt else ANSWER
+
+    with ScriptedEngine(reply) as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(engine: ScriptedEngine) -> Client:
+    return client_of(engine)
+
+
+def created(client: Client, *messages: Any, **fields: Any) -> dict[str, Any]:
+    """The message, which Anthropic's client can read."""
+    response = client.post(PATH, json={"messages": messages or [USER], "max_tokens": 1000, **fields})
+    assert response.status_code == 200, response.get_data(as_text=True)
+    assert response.headers["request-id"] == response.headers["x-request-id"]
+    body: dict[str, Any] = response.get_json()
+    Message.model_validate(body)
+    return body
+
+
+def streamed(client: Client, *messages: Any, **fields: Any) -> list[dict[str, Any]]:
+    """The events of a stream, each of which Anthropic's client can read."""
+    body = {"messages": messages or [USER], "max_tokens": 1000, "stream": True, **fields}
+    response = client.post(PATH, json=body)
+    assert response.mimetype == "text/event-stream", response.get_data(as_text=True)
+    comment, *blocks, last = response.get_data(as_text=True).split("\n\n")
+    assert comment.startswith(":")
+    assert last == ""
+    events = []
+    for block in blocks:
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        event_type.validate_python(event)
+        events.append(event)
+    return events
+
+
+def folded(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that a stream describes, put together as a client does."""
+    message: dict[str, Any] = {**events[0]["message"], "content": []}
+    inputs: dict[int, str] = {}
+    for event in events:
+        match event:
+            case {"type": "content_block_start", "index": index, "content_block": block}:
+                assert index == len(message["content"])
+                message["content"].append(dict(block))
+                inputs[index] = ""
+            case {"type": "content_block_delta", "index": index, "delta": {"type": kind, **delta}}:
+                block = message["content"][index]
+                if kind == "input_json_delta":
+                    inputs[index] += delta["partial_json"]
+                else:
+                    name, text = delta.popitem()
+                    block[name] = f"{block[name]}{text}"
+            case {"type": "content_block_stop", "index": index}:
+                if message["content"][index]["type"] == "tool_use":
+                    message["content"][index]["input"] = json.loads(inputs[index])
+            case {"type": "message_delta", "delta": delta, "usage": usage}:
+                message |= delta
+                message["usage"] = usage
+    return message
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    content = [{key: value for key, value in block.items() if key != "id"} for block in message["content"]]
+    return {**message, "id": "", "content": content}
+
+
+def test_an_answer_is_a_thinking_block_and_a_text(client: Client) -> None:
+    message = created(client, output_config={"effort": "high"})
+    thinking, text = message["content"]
+    assert thinking == {
+        "type": "thinking",
+        "thinking": "Capital of France.",
+        "signature": sign("Capital of France."),
+    }
+    assert text == {"type": "text", "text": "The capital is Paris."}
+    assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
+    usage = message["usage"]
+    assert usage["input_tokens"] > 0
+    assert usage["cache_read_input_tokens"] == 0
+    assert 0 < usage["output_tokens_details"]["thinking_tokens"] < usage["output_tokens"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tools": [WEATHER]},
+        {"thinking": {"type": "adaptive", "display": "omitted"}},
+        {"stop_sequences": ["Paris"]},
+    ],
+    ids=["an answer", "a call", "thinking omitted", "stopped"],
+)
+def test_a_stream_is_the_message_that_is_sent_whole(client: Client, fields: dict[str, Any]) -> None:
+    events = streamed(client, **fields)
+    kinds = [event["type"] for event in events]
+    assert kinds[0] == "message_start"
+    assert kinds[-2:] == ["message_delta", "message_stop"]
+    assert kinds.count("content_block_start") == kinds.count("content_block_stop")
+    assert without_ids(folded(events)) == without_ids(created(client, **fields))
+
+
+def test_a_call_is_a_tool_use_with_its_input_as_an_object(client: Client) -> None:
+    message = created(client, tools=[WEATHER])
+    *_, call = message["content"]
+    assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {"city": "Oslo"})
+    assert message["stop_reason"] == "tool_use"
+
+
+def test_a_stop_sequence_is_named(client: Client) -> None:
+    message = created(client, stop_sequences=["nowhere", "Paris"])
+    assert message["content"][-1]["text"] == "The capital is "
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "Paris")
+
+
+def test_a_message_that_is_cut_has_no_half_call(client: Client) -> None:
+    tokens = created(client, tools=[WEATHER])["usage"]["output_tokens"] - 3
+    message = created(client, tools=[WEATHER], max_tokens=tokens)
+    assert message["stop_reason"] == "max_tokens"
+    assert all(block["type"] != "tool_use" for block in message["content"])
+    events = streamed(client, tools=[WEATHER], max_tokens=tokens)
+    begun = [event["index"] for event in events if event["type"] == "content_block_start"]
+    ended = [event["index"] for event in events if event["type"] == "content_block_stop"]
+    assert begun == [*ended, len(ended)]
+
+
+THINKING = {"type": "thinking", "thinking": "Ask.", "signature": sign("Ask.")}
+HISTORY: list[dict[str, Any]] = [
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "Weather?", "cache_control": {"type": "ephemeral"}}],
+    },
+    {
+        "role": "assistant",
+        "content": [
+            THINKING,
+            {"type": "text", "text": "One moment."},
+            {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Oslo"}},
+        ],
+    },
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "Rain."}]},
+]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        THINKING,
+        {"type": "thinking", "thinking": "", "signature": seal("Ask.")},
+        {"type": "thinking", "thinking": "Ask."},
+        {"type": "redacted_thinking", "data": seal("Ask.")},
+    ],
+    ids=["signed", "omitted", "without a signature", "redacted"],
+)
+def test_reasoning_comes_back_in_each_of_its_forms(
+    client: Client, prompts: list[str], block: dict[str, Any]
+) -> None:
+    user, assistant, result = HISTORY
+    created(client, user, {**assistant, "content": [block, *assistant["content"][1:]]}, result)
+    assert "<|channel|>analysis<|message|>Ask.<|end|>" in prompts[-1]
+    assert "Rain." in prompts[-1]
+
+
+def test_instructions_are_kept_but_for_what_is_no_models(client: Client, prompts: list[str]) -> None:
+    billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=abc;"}
+    system = [billing, {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
+    created(client, USER, {"role": "system", "content": "It is Monday."}, system=system)
+    assert "billing" not in prompts[-1]
+    assert prompts[-1].index("Be brief.") < prompts[-1].index("hello") < prompts[-1].index("It is Monday.")
+
+
+def test_a_deferred_tool_comes_in_where_it_is_referenced(client: Client, prompts: list[str]) -> None:
+    tools = [LOOKUP, {**WEATHER, "defer_loading": True}]
+    created(client, tools=tools)
+    assert "weather" not in prompts[-1]
+    reference = {"type": "tool_reference", "tool_name": "weather"}
+    call = {"type": "tool_use", "id": "t1", "name": "lookup", "input": {"key": "w"}}
+    created(
+        client,
+        USER,
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [reference]}]},
+        tools=tools[::-1],
+    )
+    head, _, rest = prompts[-1].partition("hello")
+    assert "weather" not in head
+    assert '"name": "weather", "description": "The weather"' in rest
+    assert prompts[-1].startswith(prompts[-2].partition("hello")[0])
+
+
+def test_a_failed_tool_says_so_to_the_model(client: Client, prompts: list[str]) -> None:
+    user, assistant, _ = HISTORY
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "no such file", "is_error": True}
+    created(client, user, assistant, {"role": "user", "content": [result, {"type": "text", "text": "Well?"}]})
+    assert "Error: no such file" in prompts[-1]
+    assert prompts[-1].index("no such file") < prompts[-1].index("Well?")
+
+
+def test_tokens_are_counted_as_they_are_used(client: Client) -> None:
+    counted = client.post(f"{PATH}/count_tokens", json={"messages": HISTORY, "tools": [WEATHER]}).get_json()
+    usage = created(client, *HISTORY, tools=[WEATHER])["usage"]
+    assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
+
+
+def test_tools_that_run_at_anthropic_are_left_out_and_named(client: Client) -> None:
+    tools = [WEATHER, {"type": "web_search_20250305", "name": "web_search"}]
+    response = client.post(PATH, json={"messages": [USER], "max_tokens": 9, "tools": tools})
+    assert response.headers["x-mlx-backend-ignored"] == "tools?1?.web_search_20250305"
+
+
+def test_the_models_are_listed_in_the_shape_of_who_asks(client: Client) -> None:
+    listed = client.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).get_json()
+    [model] = listed["data"]
+    assert model["type"] == "model"
+    assert listed["first_id"] == listed["last_id"] == model["id"]
+    assert client.get("/v1/models").get_json()["object"] == "list"
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [7]}, "messages[0]"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].source"),
+        (
+            {"messages": [{"role": "assistant", "content": [{**THINKING, "signature": "EuY"}]}]},
+            "messages[0].content[0].signature",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{**THINKING, "thinking": "Changed."}]}]},
+            "messages[0].content[0].signature",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "tool_result",
+                                "tool_use_id": "t",
+                                "content": [{"type": "tool_reference", "tool_name": "x"}],
+                            }
+                        ],
+                    }
+                ]
+            },
+            "messages[0].content[0].content[0].tool_name",
+        ),
+        ({"system": [7]}, "system[0]"),
+        ({"tools": [{"name": ""}]}, "tools[0].name"),
+        ({"tools": [WEATHER, {**WEATHER, "description": "x"}]}, "tools[1].name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"thinking": "on"}, "thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
+        ({"output_config": {"effort": "enormous"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_place(client: Client, fields: dict[str, Any], place: str) -> None:
+    response = client.post(PATH, json={"messages": [USER], "max_tokens": 9, **fields})
+    assert response.status_code == 400, response.get_data(as_text=True)
+    body = response.get_json()
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "invalid_request_error"
+    assert place in body["error"]["message"]
+
+
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_make_clients_compact() -> None:
+    with ScriptedEngine(ANSWER, context_length=512) as engine:
+        message = {"role": "user", "content": "word " * 2_000}
+        response = client_of(engine).post(PATH, json={"messages": [message], "max_tokens": 9})
+    assert response.status_code == 400
+    assert response.get_json()["error"]["message"].startswith("prompt is too long: ")
