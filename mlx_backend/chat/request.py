@@ -15,6 +15,7 @@ conversation/background_requests.py knows which requests these are; the effort i
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003 (read at run time)
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +26,7 @@ from mlx_backend.conversation.background_requests import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from mlx_backend.conversation.background_requests import BackgroundPrompt
     from mlx_backend.images import ImageSource

@@ -90,7 +90,7 @@ def test_a_call_is_made_where_it_is_required(client: Anthropic, kind: str) -> No
 
 
 def test_an_answer_is_held_to_its_schema(client: Anthropic) -> None:
-    schema = {
+    schema: Any = {
         "type": "object",
         "properties": {"name": {"type": "string"}},
         "required": ["name"],
@@ -113,8 +113,9 @@ def test_tokens_are_counted(client: Anthropic) -> None:
 
 
 def test_errors_are_the_clients_own(client: Anthropic) -> None:
+    wrong: Any = [{"role": "user", "content": [7]}]
     with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
         client.messages.create(model="other", max_tokens=5, messages=[QUESTION])
     with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]"):
-        client.messages.create(model=MODEL_NAME, max_tokens=5, messages=[{"role": "user", "content": [7]}])  # type: ignore[list-item]
+        client.messages.create(model=MODEL_NAME, max_tokens=5, messages=wrong)
     assert [model.id for model in client.models.list()] == [MODEL_NAME]
