@@ -33,7 +33,7 @@ from mlx import nn
 from mlx_lm.models.switch_layers import SwitchLinear
 
 from mlx_backend.layers.dequantize import dequantized_by_kernel
-from mlx_backend.layers.few_rows import use_few_rows
+from mlx_backend.layers.few_rows import ALIGNED_OUTPUTS
 from mlx_backend.layers.many_rows import inputs_of, right_dequantizer
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ MAX_PROCESSES = 8
 """Each takes half a gigabyte of the GPU's memory while it runs."""
 MAX_SECONDS = 300.0
 """Time of one process, beyond which it is ended: the kernel is compiled when it is needed then."""
-ALIGNED_OUTPUTS, ALIGNED_INPUTS = 128, 64
-"""Multiples of these have other kernels than numbers between. Nothing else of a layer's size matters for a kernel."""
+ALIGNED_INPUTS = 64
+"""As `ALIGNED_OUTPUTS`. Nothing else of a layer's size matters for a kernel."""
 EXPERTS = 4
 NICENESS = 5
 
@@ -61,7 +61,7 @@ class KernelJob:
     layer without.
     """
 
-    operation: Literal["few", "many", "take", "add", "maximum"]
+    operation: Literal["few", "many", "rows", "take", "add", "maximum"]
     inputs: int = 0
     outputs: int = 0
     experts: int = 0
@@ -76,8 +76,8 @@ class KernelJob:
         return f"{hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:24]}.done"
 
 
-INDEXING = tuple(KernelJob(operation=each) for each in ("take", "add", "maximum"))
-"""What sampling needs. Each takes 5 to 10 seconds."""
+INDEXING = tuple(KernelJob(operation=each) for each in ("rows", "take", "add", "maximum"))
+"""What sampling and several replies at once need. Each takes 10 to 20 seconds."""
 
 
 class KernelCompiler:
@@ -193,7 +193,8 @@ def jobs_for(
     """Return the jobs for a network's quantised `layers`, and for those that have an implementation for many rows."""
     jobs: dict[KernelJob, list[Any]] = {job: [] for job in INDEXING}
     for layer in layers:
-        for rows in ROW_COUNTS:
+        is_mixture = layer["weight"].ndim == 3  # of which all rows are multiplied one by one, or few together
+        for rows in ROW_COUNTS[:1] if is_mixture else ROW_COUNTS:
             jobs.setdefault(_job("few", layer, rows, activations), []).append(layer)
     for layer in candidates:
         jobs.setdefault(_job("many", layer, ROW_COUNTS[-1], activations), []).append(layer)
@@ -228,6 +229,9 @@ def do(job: KernelJob) -> dict[str, Any]:
         for dtype in (mx.int32, mx.uint32):
             index = mx.zeros((2, 1), dtype)
             match job.operation:
+                case "rows":
+                    kinds = (mx.float32, mx.bfloat16, mx.float16, mx.uint32, mx.int32)
+                    mx.eval([values.astype(kind)[index[:, 0]] for kind in kinds])
                 case "take":
                     mx.eval(mx.take_along_axis(values, index, axis=-1))
                 case "add":
@@ -247,7 +251,6 @@ def do(job: KernelJob) -> dict[str, Any]:
     if job.operation == "few":
         mx.eval(layer(*inputs_of(layer, job.rows, activations)))
         return {}
-    use_few_rows()
     dequantizer = right_dequantizer(layer, activations)
     return {"is_right": dequantizer is not None, "by_kernel": dequantizer is dequantized_by_kernel}
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx import nn
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from mlx_backend.device.mlx import KERNEL_FOLDER_VARIABLE, prepares_for_lengths
 from mlx_backend.engine.mlx.arrays import coarsest_dtype
 from mlx_backend.layers.dequantize import dequantized, dequantized_by_kernel
-from mlx_backend.layers.few_rows import use_few_rows
+from mlx_backend.layers.few_rows import ALIGNED_OUTPUTS, use_few_rows
 from mlx_backend.layers.kernel_compiler import KernelCompiler, jobs_for
 from mlx_backend.layers.many_rows import kind_of, many_rows_candidates
 
@@ -44,6 +45,7 @@ class Kernels:
             for network in every
             for layer in network.modules()
             if isinstance(layer, nn.QuantizedLinear | nn.QuantizedEmbedding)
+            or (type(layer) is QuantizedSwitchLinear and layer.output_dims % ALIGNED_OUTPUTS == 0)
         ]
         candidates = many_rows_candidates(every, dequantize=networks.options.dequantize)
         self._jobs = jobs_for(layers, candidates, coarsest_dtype(every[0]))

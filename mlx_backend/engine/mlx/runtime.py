@@ -33,7 +33,7 @@ from mlx_backend.engine.mlx.rewinding import held_layers
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
 from mlx_backend.engine.mlx.vision.tower import load_vision
-from mlx_backend.engine.mlx.warm_up import WarmUp
+from mlx_backend.engine.mlx.warm_up import WarmUp, run_to_end
 from mlx_backend.errors import EngineError
 from mlx_backend.layers.many_rows import use_many_rows_layers
 from mlx_backend.layers.unread_outputs import find_unread
@@ -118,10 +118,12 @@ class Runtime:
         """
         many_rows = _many_rows_layers(self.networks, find)
         if many_rows is None:
+            yield from self.warm_up.measure_memory(None, self.chunk_cost)
             return
 
         def try_and_measure() -> Iterator[None]:
             if (yield from _try_many_rows(many_rows, self.networks)):
+                yield from self.warm_up.measure_memory(many_rows, self.chunk_cost)
                 yield from self.warm_up.measure_many_rows(many_rows, self.chunk_cost)
                 self.many_rows = many_rows
 
@@ -164,7 +166,7 @@ def load_runtime(
             cleanup.callback(kernels.close)
         try:
             many_rows = _many_rows_layers(networks) if ranks is None and kernels is None else None
-            if many_rows is not None and not _run_to_end(_try_many_rows(many_rows, networks)):
+            if many_rows is not None and not run_to_end(_try_many_rows(many_rows, networks)):
                 many_rows = None
             cost = _first_run(networks)
             on_progress(0.97)
@@ -192,7 +194,9 @@ def load_runtime(
         reservation.set_weights(weights)
         warm_up = _warm_up(networks, ranks, cost, int(reservation.room * MEASURED_SHARE))
         with device.lock:  # MLX counts the memory of all models together
-            chunk_cost = warm_up.measure(many_rows)
+            # What MLX prepares for each length takes seconds with CUDA: Tuning measures the rest there.
+            is_tuned = ranks is None and warm_up.prepares
+            chunk_cost = warm_up.measure_first() if is_tuned else warm_up.measure(many_rows)
             if many_rows is not None:
                 for _ in warm_up.measure_many_rows(many_rows, chunk_cost):
                     pass
@@ -278,15 +282,6 @@ def _filled(network: Any, make_caches: Callable[[], LayerCaches], tokens: mx.arr
     layers = make_caches()
     network(tokens, cache=layers)
     return _contents(layers)
-
-
-def _run_to_end[T](slices: Generator[None, None, T]) -> T:
-    while True:
-        try:
-            next(slices)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 def _contents(layers: LayerCaches) -> list[mx.array]:

@@ -70,7 +70,7 @@ class Tuning:
         self._doing = ""
         if self._kernels is not None:
             self._doing = "Kernels for long prompts are being compiled ({}); until then slower ones serve."
-        elif self._warms_up:
+        elif self._warms_up or batch.runtime.warm_up.prepares:
             self._doing = WARMING_UP
 
     @property
@@ -131,6 +131,9 @@ class Tuning:
             for _ in runtime.use_many_rows(kernels.find):
                 yield True
             self._batch.rate = runtime.chunk_cost.rate
+        elif runtime.warm_up.prepares:
+            for _ in runtime.warm_up.measure_memory(runtime.many_rows, runtime.chunk_cost):
+                yield True
         if self._warms_up:
             seconds = runtime.options.warm_up_seconds
             self._doing = WARMING_UP

@@ -8,6 +8,7 @@ lengths had been run; in later processes for 0.25.
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from mlx_backend.engine.mlx.chunk_cost import (
 from mlx_backend.engine.mlx.kv_cache import can_lengthen, lengthen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.layers.many_rows import ManyRows
@@ -48,6 +49,16 @@ GROWTH = 3.0
 """How many times as long as one length the next may take."""
 MAX_RUN_SECONDS = 0.3
 """Time of the run of a length that a request may have to wait for, as far as can be known before."""
+
+
+def run_to_end[T](slices: Generator[None, None, T]) -> T:
+    """Run all slices at once, and return what they return."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 class WarmUp:
@@ -81,7 +92,7 @@ class WarmUp:
         self._room = room
         self._num_tokens = min(num_tokens, VARIOUS_TOKENS)
         self._agree = agree
-        self._prepares = prepares
+        self.prepares = prepares
 
     def run_lengths(self, seconds: float) -> Iterator[None]:
         """Run the lengths that chunks have, short ones first, for about `seconds` at most."""
@@ -102,27 +113,46 @@ class WarmUp:
                 perf_counter() - started,
             )
 
+    def measure_first(self) -> ChunkCost:
+        """Run two chunks, and return what they took."""
+        seconds, first, second = self._two_chunks()
+        memory = WorkingMemory.from_two(self._measured_tokens, first, second)
+        return ChunkCost((self._measured_tokens + RUN_OVERHEAD) / seconds, memory)
+
     def measure(self, many_rows: ManyRows | None = None) -> ChunkCost:
-        """Run a few chunks, and return what they took.
+        """Run a few chunks, and return what they took. The parameter is that of `measure_memory`."""
+        cost = self.measure_first()
+        if many_rows is not None or self.prepares:
+            run_to_end(self.measure_memory(many_rows, cost))
+        return cost
+
+    def measure_memory(self, many_rows: ManyRows | None, cost: ChunkCost) -> Generator[None]:
+        """Measure the memory of chunks more exactly, and note it in `cost`.
 
         With `many_rows`, of layers that have an implementation for many rows, their products take no memory here:
         dequantised weights would hide that of the rest, and `measure_many_rows` adds it.
         """
-        if many_rows is None:
-            chunks = self._two_chunks()
-            return ChunkCost((self._measured_tokens + RUN_OVERHEAD) / chunks[0], self._measure_memory(chunks))
-        with many_rows.without_products():
-            two = max((self._two_chunks() for _ in range(MEASUREMENTS)), key=lambda each: each[2] - each[1])
-            return ChunkCost(
-                (self._measured_tokens + RUN_OVERHEAD) / two[0], self._measure_memory(two, MEASUREMENTS)
-            )
+        without_products = nullcontext if many_rows is None else many_rows.without_products
+        measurements = 1 if many_rows is None else MEASUREMENTS
+        with without_products():
+            two = max((self._two_chunks() for _ in range(measurements)), key=lambda each: each[2] - each[1])
+        yield
+        slices = self._measure_memory(two, measurements)
+        while True:
+            try:
+                with without_products():
+                    next(slices)
+            except StopIteration as end:
+                cost.memory = end.value
+                return
+            yield
 
     def measure_many_rows(self, many_rows: ManyRows, cost: ChunkCost) -> Iterator[None]:
         """Measure chunks in which layers use their implementation for many rows, and note in `cost` what they take."""
         sizes = self._many_rows_sizes(many_rows)
         seconds: dict[int, float] = {}
         for size in sizes:
-            if self._prepares:
+            if self.prepares:
                 self._run([size])
                 yield
             with many_rows.without_unread():  # as chunks are run
@@ -142,12 +172,14 @@ class WarmUp:
     def _two_chunks(self) -> tuple[float, float, float]:
         """Run two chunks, one after the other; return the seconds of the second one, and the bytes of both."""
         sizes = [self._measured_tokens] * 2
-        if self._prepares:
+        if self.prepares:
             self._run(sizes)
         (_, first), (seconds, second) = self._run(sizes)
         return self._agree(seconds), self._agree(first), self._agree(second)
 
-    def _measure_memory(self, two: tuple[float, float, float], measurements: int = 1) -> WorkingMemory:
+    def _measure_memory(
+        self, two: tuple[float, float, float], measurements: int
+    ) -> Generator[None, None, WorkingMemory]:
         """Return the working memory of chunks, measured so often, with the longest that time and room allow.
 
         `two` is what `_two_chunks` returned. It has to do unless MLX computes with CUDA. There, the few megabytes that
@@ -161,12 +193,12 @@ class WarmUp:
             work = MEMORY_CHUNKS * (measurements + 1) * (1.5 * tokens + RUN_OVERHEAD)
             return 4 * tokens <= self._far and seconds * work / (size + RUN_OVERHEAD) <= MAX_MEMORY_SECONDS
 
-        if not self._prepares or not fits(size) or not self._can_lengthen():
+        if not self.prepares or not fits(size) or not self._can_lengthen():
             return WorkingMemory.from_two(size, first, second)
-        memory = self._memory_by(size, measurements)
+        memory = yield from self._memory_by(size, measurements)
         for longer in filter(fits, MEMORY_TOKENS):
             if memory(2 * longer, self._far) <= self._room:
-                return self._memory_by(longer, measurements)
+                return (yield from self._memory_by(longer, measurements))
         return memory
 
     def _can_lengthen(self) -> bool:
@@ -174,12 +206,17 @@ class WarmUp:
         self._run([1], layers)
         return can_lengthen(layers)
 
-    def _memory_by(self, size: int, measurements: int) -> WorkingMemory:
+    def _memory_by(self, size: int, measurements: int) -> Generator[None, None, WorkingMemory]:
         """Return what chunks of `size` and `2 * size` tokens say; of repeated measurements the largest counts."""
         chunks = [(tokens, end) for end in (None, self._far) for tokens in (size, 2 * size)]
         for tokens, end in chunks:
             self._bytes_of(tokens, end)
-        *near, far, longer = (max(self._bytes_of(*each) for _ in range(measurements)) for each in chunks)
+            yield
+        taken: list[float] = []
+        for each in chunks:
+            taken.append(max(self._bytes_of(*each) for _ in range(measurements)))
+            yield
+        *near, far, longer = taken
         return WorkingMemory.from_four(size, self._far, near, (far, longer))
 
     def _bytes_of(self, tokens: int, end: int | None) -> float:

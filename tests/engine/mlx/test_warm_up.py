@@ -34,6 +34,7 @@ def test_a_warm_up_leaves_nothing_behind_and_changes_no_reply(
     with load_engine(folder) as engine:
         expected = replies(engine)
     caplog.set_level("INFO")
+    monkeypatch.setattr("mlx_backend.engine.mlx.warm_up.MAX_RUN_SECONDS", 60.0)
     for module in ("runtime", "tuning"):
         monkeypatch.setattr(f"mlx_backend.engine.mlx.{module}.is_gpu", lambda: True)
     with load_engine(folder, warm_up_seconds=0) as engine:
@@ -106,7 +107,9 @@ def test_the_working_memory_of_long_chunks_is_foreseen_on_a_gpu(
         eos_token_id=[],
     )
     monkeypatch.setattr("mlx_backend.engine.mlx.runtime.prepares_for_lengths", lambda: True)
-    with engine_and_batch(folder) as (_, batch):
+    with engine_and_batch(folder) as (engine, batch):
+        while engine.status().detail:
+            time.sleep(0.01)
         runtime = batch.runtime
         cost = runtime.chunk_cost
         assert cost.rate > 0
