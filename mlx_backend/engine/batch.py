@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -51,6 +52,10 @@ class ModelInfo:
     """Does a little of what makes the model faster."""
     tuning: Callable[[], str] = str
     """Returns what of that is being done, for people; empty: nothing. From any thread."""
+    tokens_to_prefill: Callable[[GenerationRequest], int] = lambda request: len(request.prompt)
+    """Returns how many tokens of a prompt would have to be prefilled now. On the engine thread, as the next."""
+    prefill_room: Callable[[int], float] = lambda priority: math.inf
+    """Returns how many that may be of the next request of a priority, for it to be started now."""
 
 
 @dataclass(frozen=True, slots=True)

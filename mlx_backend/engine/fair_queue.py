@@ -4,6 +4,9 @@
     client      among those of one priority: the client that was served the fewest tokens
     arrival     among those of one client: first come, first served; a step of priority counts as 30 seconds of waiting
 
+That is whose turn it is. While there is room only for a short one, the shortest goes first: a long prompt is prefilled
+for many steps, in which short ones can be completed.
+
 What a client was served is a virtual token counter, as in "Fairness in Serving Large Language Models" (Sheng et al.,
 OSDI 2024). A client that has had nothing waiting comes back at the level of those that wait now: what was not used is
 not saved up. So a client that sends one request waits for a request or two of each other client, however many those
@@ -21,7 +24,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 SECONDS_PER_PRIORITY = 30.0
 """How much later a job counts as having come for each step of its priority number.
@@ -49,12 +52,13 @@ class ClientShare:
 
 
 class QueuedJob:
-    """What waits in a queue. `queued_at` is by `time.perf_counter`."""
+    """What waits in a queue. `queued_at` is by `time.perf_counter`, `tokens` are those that it begins with."""
 
-    __slots__ = ("priority", "queued_at", "share")
+    __slots__ = ("priority", "queued_at", "share", "tokens")
 
-    def __init__(self, share: ClientShare, priority: int = 0) -> None:
+    def __init__(self, share: ClientShare, priority: int = 0, tokens: int = 0) -> None:
         self.share = share
+        self.tokens = tokens
         self.priority = priority
         self.queued_at = perf_counter()
 
@@ -128,15 +132,21 @@ class FairQueue[J: QueuedJob]:
 
     def next(self) -> J:
         """Return the job that is next. The queue is not empty."""
-        if len(self._jobs) == 1:
-            return self._jobs[0]
+        return min(self._jobs, key=self._ranks(lambda job: job.share.served))  # The first of equals.
+
+    def shortest(self) -> J:
+        """Return the shortest job, of those of the best priority. The queue is not empty."""
+        return min(self._jobs, key=self._ranks(lambda job: job.tokens))
+
+    def _ranks(self, rank: Callable[[J], int]) -> Callable[[J], tuple[int, int]]:
+        """Return the order of jobs: by priority, those of one by `rank`."""
         now, best = perf_counter(), min(job.priority for job in self._jobs)
 
-        def rank(job: J) -> tuple[int, int]:
+        def ranks(job: J) -> tuple[int, int]:
             lifted = int((now - job.queued_at) / SECONDS_PER_PRIORITY)
-            return max(best, job.priority - lifted), job.share.served
+            return max(best, job.priority - lifted), rank(job)
 
-        return min(self._jobs, key=rank)  # The first of equals.
+        return ranks
 
     def displaced(self) -> J:
         """Return the job that gives way. The queue is not empty.

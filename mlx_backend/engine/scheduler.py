@@ -11,7 +11,8 @@ Between two steps the thread empties its inbox, so a new request waits for one s
 cancellation. With nothing to step it sleeps on the inbox. A job is put into the inbox when it is submitted and once
 more if its generation is closed; it finishes exactly once.
 
-Queue: by priority, and fair between clients (fair_queue.py). The batch decides whether the next has room now. Warm-ups,
+Queue: by priority, and fair between clients (fair_queue.py). The batch decides whether the next has room now: few
+prompts are prefilled at a time, so that what comes later can still be fair, or short and next. Warm-ups,
 prompts that are likely to come, rank below every request: they are prefilled while nothing else is to be done, and
 preempted within a step when a request comes.
 
@@ -317,6 +318,8 @@ class Scheduler:
             case job if job.is_cancelled:
                 self._cancel(job)
             case job:
+                assert self._info is not None  # it has been loaded
+                job.tokens = self._info.tokens_to_prefill(job.request)
                 self._queue.add(job)
                 if len(self._running) + len(self._queue) > self._max_running + self._max_waiting:
                     self._displace()
@@ -353,7 +356,11 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self._queue and len(self._running) < self._max_running:
+            assert self._info is not None  # it has been loaded
             job = self._queue.next()
+            room = self._info.prefill_room(job.priority)
+            if job.tokens > room and (job := self._queue.shortest()).tokens > room:
+                break
             try:
                 if not self._batch.admits(job.request):
                     break

@@ -63,6 +63,17 @@ def test_tokens_count_and_not_requests() -> None:
     assert served.count("long") == pytest.approx(33 * 20 / 120, abs=1)
 
 
+def test_the_shortest_is_one_of_those_of_the_best_priority_and_the_first_of_equals() -> None:
+    queue = Queue()
+    queue.add("long", 90)
+    for name, priority in (("title", 1), ("first", 0), ("second", 0)):
+        queue.add(name, 20, priority)
+    for job in queue.queue:
+        job.tokens = len(job.request.prompt)
+    assert queue.queue.next().share.name == "long"
+    assert queue.queue.shortest().share.name == "first"
+
+
 def test_turns_that_were_not_used_are_not_saved_up() -> None:
     queue = Queue()
     queue.add("late")

@@ -1,13 +1,16 @@
 """The scheduler's queue, what a generation yields, and what happens when it is closed."""
 
 import gc
+import math
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from scheduler_batches import (
     LONG,
     SOON,
+    LimitedBatch,
     engine_of,
     request,
     take,
@@ -16,8 +19,10 @@ from scheduler_batches import (
 from scripted_engine import ScriptedEngine, Transcript
 
 from mlx_backend.engine.base import EngineItem, Finished, GenerationRequest, Progress, TokenDelta
+from mlx_backend.engine.batch import ModelInfo
 from mlx_backend.engine.fair_queue import SECONDS_PER_PRIORITY, FairQueue
 from mlx_backend.engine.jobs import Job
+from mlx_backend.engine.scheduler import Scheduler
 from mlx_backend.errors import EngineBusy
 
 
@@ -69,6 +74,32 @@ def test_no_request_is_overtaken_for_ever(steps_later: float, first: str) -> Non
     for job in (late, early):
         queue.add(job)
     assert next(iter(queue)) is {"late": late, "early": early}[first]
+
+
+@pytest.mark.parametrize(
+    ("room", "names"), [(math.inf, ["long", "short", "other"]), (50, ["short", "other"]), (4, [])]
+)
+def test_while_a_long_prompt_has_no_room_shorter_ones_are_started(room: float, names: list[str]) -> None:
+    class Short(LimitedBatch):
+        def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
+            return replace(super().load(on_progress), prefill_room=lambda priority: room)
+
+    batch = Short(100)
+    lengths = {"long": 90, "short": 5, "other": 7}
+    scheduler = Scheduler(batch)
+    generations = {
+        name: scheduler.submit(GenerationRequest(prompt=[1] * length, max_tokens=1))
+        for name, length in lengths.items()
+    }
+    scheduler.start()
+    try:
+        for name in names:
+            batch.ending.release()
+            scheduler.wake()
+            assert isinstance(generations[name].next(SOON), Finished)
+    finally:
+        scheduler.stop()
+    assert [len(request.prompt) for request in batch.inserted] == [lengths[name] for name in names]
 
 
 def test_cancelling_a_queued_request_leaves_the_others_in_their_order() -> None:

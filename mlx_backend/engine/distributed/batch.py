@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 
 class SteppedBatch(Batch, Protocol):
-    """A batch whose steps depend on its requests and its rate alone."""
+    """A batch whose steps depend on its requests and its pace alone."""
 
-    rate: float | None
-    """Prompt tokens per second, as measured."""
+    pace: list[float | None]
+    """What was measured of its speed, as plain numbers."""
 
 
 class RankConnection(Protocol):
@@ -126,7 +126,7 @@ class LeaderBatch:
         try:
             assert self._ranks.leader is not None
             self._ranks.leader.broadcast(
-                {"changes": self._changes, "rate": self._batch.rate, "checksum": self._checksum}
+                {"changes": self._changes, "pace": self._batch.pace, "checksum": self._checksum}
             )
             self._changes, self._checksum = [], 0
             for key, outcome in self._batch.step():
@@ -214,7 +214,7 @@ def _step_with_leader(batch: SteppedBatch, ranks: RankConnection) -> str:
                     batch.insert(key, from_wire(written))
                 case ["remove", key]:
                     batch.remove(key)
-        batch.rate = message["rate"]
+        batch.pace = message["pace"]
         checksum = 0
         for key, outcome in batch.step():
             checksum = add_to_checksum(checksum, key, outcome)

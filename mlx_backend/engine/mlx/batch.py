@@ -135,6 +135,8 @@ class MLXBatch:
             on_wake=self._on_wake,
             tune=tuning.advance if tuning is not None else _nothing_to_tune,
             tuning=(lambda: tuning.doing) if tuning is not None else str,
+            tokens_to_prefill=self._tokens_to_prefill,
+            prefill_room=lambda priority: self.prefill_queue.room(priority),
         )
 
     def unload(self) -> None:
@@ -164,13 +166,13 @@ class MLXBatch:
         mx.clear_streams()
 
     @property
-    def rate(self) -> float | None:
-        """How many tokens a second are prefilled, as measured."""
-        return self.prefill_queue.pacer.rate
+    def pace(self) -> list[float | None]:
+        """What was measured, and what steps depend on next to the requests."""
+        return self.prefill_queue.pacer.pace
 
-    @rate.setter
-    def rate(self, rate: float | None) -> None:
-        self.prefill_queue.pacer.rate = rate
+    @pace.setter
+    def pace(self, pace: list[float | None]) -> None:
+        self.prefill_queue.pacer.pace = pace
 
     def _set_waker(self, wake: Callable[[], None]) -> None:
         self.runtime.cache_budget.set_on_change(wake)
@@ -180,6 +182,13 @@ class MLXBatch:
     def _on_wake(self) -> None:
         if self._runtime is not None:
             self._runtime.prefix_store.give_up_needed()
+
+    def _tokens_to_prefill(self, request: GenerationRequest) -> int:
+        length = len(request.prompt)
+        if self._runtime is None or request.images or request.prompt_logprobs is not None:
+            return length
+        prefixes = self._runtime.prefix_store.prefixes
+        return length - prefixes.covered_tokens(request.prompt, self._adapter_of(request), cut=True)
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -288,11 +297,14 @@ class MLXBatch:
         one more step of the others.
         """
         with self._device.lock:
+            pacer = self.prefill_queue.pacer
+            pacer.start_step()
             self.steps += 1
             if self.steps % STEPS_PER_CACHE_CLEAR == 0:
                 mx.clear_cache()
             self._resume_preempted()
-            due = (yield from self._prefill()) if self.prefill_queue.jobs else []
+            decoded, prefilled = bool(self._decoders), bool(self.prefill_queue.jobs)
+            due = (yield from self._prefill()) if prefilled else []
             decoding = [decoder.adapter for decoder in self._decoders]
             for adapter in dict.fromkeys([*decoding, *(job.sequence.adapter for job in due)]):
                 own = [
@@ -305,10 +317,12 @@ class MLXBatch:
             if not self._computes_ahead:
                 yield from self._emit_sampled()
             self.runtime.prefix_store.report_usage()
+            pacer.end_step(prefilled=prefilled, decoded=decoded)
 
     def _prefill(self) -> Generator[tuple[int, Outcome], None, list[PrefillJob]]:
         """Prefill one chunk; return the prompts of which only the last chunks are left, which are due now."""
-        step = self.prefill_queue.plan_step(is_decoding=bool(self._decoders))
+        priorities = (each.request.priority for decoder in self._decoders for each in decoder.all_sequences)
+        step = self.prefill_queue.plan_step(min(priorities, default=None))
         if step.chunks or step.seeing:  # no first token waits for those
             yield from self._emit_first_tokens()
             self.draft_pacer.on_interruption()

@@ -1,12 +1,13 @@
 """The queue of prompts to prefill: their order, what each step prefills of them, and the runs that prefill it.
 
 All but their last chunks, that is: those run with the next tokens of the replies (decode.py). Prompts get here once
-their requests are admitted; before that they are in the scheduler's queue.
+their requests are admitted; before that they are in the scheduler's queue, which is fair between clients. So only few
+are here at a time (`room`): one of any length, whose turn it is, and others that are short.
 
-A chunk is as long as fits into the longest time that running replies should wait for it, as measured on this machine.
-Chunks have sizes of a short list (chunk_cost.py) and end at multiples of those, counted from the start of the text:
-what a device prepares for the lengths of one prompt then serves the next one too. Short prompts share a chunk; one that
-will find more in the prefix cache after another waits for that.
+Chunks go in turn to the prompt that was admitted first and to the one of which least remains; prompts that can be
+completed with the rest of a chunk share it, and one that will find more in the prefix cache after another waits for
+that. How long a chunk is, and whether replies wait for one at all, prefill_pacer.py decides; what takes no longer than
+one more run of the network is prefilled at once.
 
 Knows nothing of replies.
 """
@@ -14,12 +15,11 @@ Knows nothing of replies.
 from __future__ import annotations
 
 import logging
+import math
 from bisect import insort
-from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
-from statistics import median_high
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -29,9 +29,10 @@ from mlx_backend.device.mlx import prepares_for_lengths, trim_buffers
 from mlx_backend.engine.base import Progress, PromptLogprobs
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx.arrays import evaluate_async
-from mlx_backend.engine.mlx.chunk_cost import CHUNK_SIZES, RUN_OVERHEAD, padded_sizes
+from mlx_backend.engine.mlx.chunk_cost import RUN_OVERHEAD, padded_sizes
 from mlx_backend.engine.mlx.kv_cache import rewind
 from mlx_backend.engine.mlx.packed_forward import ForwardError, run_packed
+from mlx_backend.engine.mlx.prefill_pacer import PrefillPacer
 from mlx_backend.engine.mlx.sampling import TokenRows
 from mlx_backend.engine.mlx.sequences import PrefilledSequence
 from mlx_backend.errors import EngineError
@@ -48,14 +49,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-FIRST_CHUNK = 256
-"""Tokens of a chunk before anything was measured."""
-MAX_STALL_SECONDS = 0.3
-"""The longest time that a running reply should wait for a chunk."""
-MAX_CHUNK_SECONDS = 1.0
-"""The longest time of a chunk where no reply is running, but a request may arrive."""
-MEASURED_CHUNKS = 3
-"""Number of chunks, the last ones, by which the machine's speed is judged."""
 MIN_CHECKPOINT_DISTANCE = 16
 """Tokens between two checkpoints of a prompt, where caches cannot be rewound.
 
@@ -81,6 +74,7 @@ class PrefillJob:
 
     sequence: DecodingSequence
     boundaries: tuple[int, ...]  # positions of checkpoints, ascending; the last is the prompt's end
+    number: int  # of its arrival here
     layers: LayerCaches | None = None
     num_prefilled: int = 0
     scores: list[tuple[int, TokenRows]] = field(default_factory=list)
@@ -102,64 +96,6 @@ class PrefillJob:
         scored = TokenRows(logits, tokens, self.sequence.request.prompt_logprobs or 0)
         self.scores.append((start, scored))
         return scored.arrays
-
-
-class PrefillPacer:
-    """Decides how large a chunk may be: as large as fits into the longest stall, as measured on this machine.
-
-    `rate` is how many tokens a second are prefilled, if that is known already; with `fixed` it does not matter. `work`
-    gives the cost of a chunk, in units of which `rate` are done in a second.
-    """
-
-    def __init__(
-        self,
-        fixed: int | None,
-        rate: float | None = None,
-        work: Callable[[int], float] = lambda tokens: tokens + RUN_OVERHEAD,
-    ) -> None:
-        self._fixed = fixed
-        self._work = work
-        self._rates: deque[float] = deque(() if rate is None else (rate,), maxlen=MEASURED_CHUNKS)
-
-    @property
-    def rate(self) -> float | None:
-        """How many tokens a second are prefilled; None before anything was measured.
-
-        The middle one of what was measured last: a chunk that took many times what its neighbours took, because
-        something was prepared for it or another process was busy, does not count.
-        """
-        return median_high(self._rates) if self._rates else None
-
-    @rate.setter
-    def rate(self, rate: float | None) -> None:
-        self._rates.clear()
-        if rate is not None:
-            self._rates.append(rate)
-
-    def chunk_size(self, start: int, *, others_wait: bool, share: float = 1.0) -> int:
-        """Return how long a chunk from position `start` may be, or a share of one.
-
-        `others_wait` is whether anything else could run.
-        """
-        if self._fixed is not None:
-            return max(1, int(self._fixed * share))
-        size = FIRST_CHUNK
-        if self.rate is not None:
-            work = self.rate * (MAX_STALL_SECONDS if others_wait else MAX_CHUNK_SECONDS)
-            longest = next(
-                (size for size in reversed(CHUNK_SIZES) if self._work(size) <= work), CHUNK_SIZES[0]
-            )
-            size = max(CHUNK_SIZES[0], int(longest * share))
-        for grid in (each for each in reversed(CHUNK_SIZES) if each <= size):
-            aligned = size - (start + size) % grid
-            if aligned >= size // 2:
-                return aligned
-        return aligned + grid
-
-    def record(self, tokens: int, seconds: float) -> None:
-        """Learn from a chunk's time. Short chunks say little and are ignored."""
-        if tokens >= CHUNK_SIZES[0] and seconds > 0:
-            self._rates.append(self._work(tokens) / seconds)
 
 
 def spaced_checkpoints(positions: Sequence[int]) -> list[int]:
@@ -205,6 +141,9 @@ class PrefillQueue:
         self.pads_chunks = runtime.abilities.can_rewind and prepares_for_lengths()
         vocabulary_size = runtime.networks.model.tokenizer.vocabulary_size
         self.max_spare_logits = min(MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES // (4 * vocabulary_size))
+        self._num_added = 0
+        self._serves_shortest = False
+        """Whether the next chunk goes to the prompt of which least remains."""
         self._max_scored = max(1, MAX_SCORED_BYTES // (4 * vocabulary_size))
         self._on_gone = on_gone
         self._shared = shared
@@ -220,7 +159,8 @@ class PrefillQueue:
         checkpoints = sorted(each for each in boundaries if each > 0 and sequence.images.can_store(each))
         if not self._runtime.abilities.can_rewind:
             checkpoints = spaced_checkpoints(checkpoints)
-        job = PrefillJob(sequence, (*checkpoints, end))
+        job = PrefillJob(sequence, (*checkpoints, end), self._num_added)
+        self._num_added += 1
         insort(self.jobs, job, key=_queue_order)
 
     def remove(self, sequence: DecodingSequence) -> bool:
@@ -238,14 +178,36 @@ class PrefillQueue:
         """Look the first prompt up in the prefix cache."""
         self._look_up(self.jobs[0])
 
-    def plan_step(self, *, is_decoding: bool) -> PrefillStep:
-        """Choose what is prefilled now; `is_decoding` is whether replies wait for their next tokens meanwhile."""
-        # A warm-up, or a request that others should precede, is prefilled in small chunks: one that arrives does not
-        # wait long for it. Chat pages ask for a title just before the user's own message.
-        first = self.jobs[0]
-        is_urgent = first.has_reply and first.sequence.request.priority <= 0
-        others_wait = is_decoding or len(self.jobs) > 1 or not is_urgent
-        shares = self._share_chunk(others_wait=others_wait)
+    def room(self, priority: int) -> float:
+        """Return how many tokens the next prompt may have, for it to be worth having here already.
+
+        Any number while those that it would not overtake do not fill half of a chunk. Otherwise it has to fit next to
+        them, or be shorter than each, and so be next.
+        """
+        chunk = self.pacer.max_chunk
+        lengths = [self._max_remaining(job) for job in self.jobs if job.sequence.request.priority <= priority]
+        if sum(lengths) < chunk // 2:
+            return math.inf
+        beside = max(chunk // 2, RUN_OVERHEAD)
+        return max(min(lengths) - 1, beside - sum(length for length in lengths if length <= beside))
+
+    def plan_step(self, decoding_priority: int | None) -> PrefillStep:
+        """Choose what is prefilled now, while replies of this priority at best wait for their next tokens."""
+        jobs = self._in_turn()
+        request = jobs[0].sequence.request
+        others_wait = decoding_priority is not None and decoding_priority <= request.priority
+        shares: list[tuple[PrefillJob, int]] = []
+        if self.pacer.credit < 0:
+            # The ends of long ones take from the credit.
+            short = [job for job in jobs if job.num_prefilled == job.sequence.num_cached]
+            shares = self._complete([], short, RUN_OVERHEAD)
+        if not shares:
+            if others_wait and self.pacer.credit < 0:
+                return PrefillStep([], [])
+            shares = self._share_chunk(jobs, others_wait=others_wait or len(self.jobs) > 1)
+            self._serves_shortest = not self._serves_shortest
+            if others_wait or decoding_priority is None:
+                self.pacer.spend(is_alone=len(self.jobs) == 1)
         first, _ = shares[0]
         self._prefix_store.evict_to_fit(first.num_prefilled, sum(share for _, share in shares))
         ends = [(job, job.sequence.images.whole_end(job.num_prefilled + share)) for job, share in shares]
@@ -426,40 +388,64 @@ class PrefillQueue:
         positions = [*accumulate(sizes[:-1], initial=job.num_prefilled), ahead][1:]
         return list(dict.fromkeys(map(whole_end, [*positions, until])))
 
-    def _share_chunk(self, *, others_wait: bool) -> list[tuple[PrefillJob, int]]:
+    def _in_turn(self) -> list[PrefillJob]:
+        """Return the jobs, that one first whose turn it is: in turn the first, and that of which least remains."""
+        first = self.jobs[0]
+        if self._serves_shortest:
+            first = min(
+                (
+                    job
+                    for job in self.jobs
+                    if job.sequence.request.priority <= first.sequence.request.priority
+                    and not self._will_find_more(self.jobs, job)
+                ),
+                key=self._max_remaining,
+                default=first,
+            )
+        return [first, *(job for job in self.jobs if job is not first)]
+
+    def _share_chunk(self, jobs: Sequence[PrefillJob], *, others_wait: bool) -> list[tuple[PrefillJob, int]]:
         """Share a chunk out; return the jobs that get some of it, and how many tokens.
 
-        The first job gets all that it needs, or half of the chunk if others can be completed with the other half. One
-        that will find more in the prefix cache once those before it are prefilled gets nothing yet.
+        The first job gets all that it needs, or half of the chunk if others can be completed with the other half.
         """
-        first, *others = self.jobs
+        first, *others = jobs
         share = self._look_up(first)
         budget = self._chunk_size(first, 1.0, others_wait=others_wait)
         if share > budget:
             half = self._chunk_size(first, 0.5, others_wait=others_wait)
             others = [other for other in others if self._max_remaining(other) <= budget - half]
             share = half if others else budget
-        shares = [(first, share)]
-        budget -= share
-        is_scored = first.sequence.needs_prompt_logprobs
-        for job in others:
-            if job.sequence.needs_prompt_logprobs != is_scored:
+        return self._complete([(first, share)], others, budget - share)
+
+    def _complete(
+        self, shares: list[tuple[PrefillJob, int]], jobs: Sequence[PrefillJob], budget: int
+    ) -> list[tuple[PrefillJob, int]]:
+        """Add jobs that can be completed together with `budget` tokens, if the log probabilities of all are wanted.
+
+        One that will find more in the prefix cache once those before it are prefilled gets nothing yet.
+        """
+        for job in jobs:
+            needs_scores = job.sequence.needs_prompt_logprobs
+            if any(each.sequence.needs_prompt_logprobs != needs_scores for each, _ in shares):
                 continue
-            if self._will_find_more([each for each, _ in shares], job):
+            if self._max_remaining(job) > budget or self._will_find_more([each for each, _ in shares], job):
                 continue
             share = self._look_up(job)
             if share > budget:
-                break
+                continue
             shares.append((job, share))
             budget -= share
         return shares
 
     def _chunk_size(self, first: PrefillJob, share: float, *, others_wait: bool) -> int:
+        # Chat pages ask for a title just before the user's own message: that one does not wait long for the title's.
+        asks = first.has_reply  # a warm-up takes nothing from other models
+        is_background = not asks or first.sequence.request.priority > 0
         start = first.num_prefilled
-        size = self.pacer.chunk_size(start, others_wait=others_wait, share=share)
+        size = self.pacer.chunk_size(start, others_wait=others_wait, is_background=is_background, share=share)
         if first.sequence.needs_prompt_logprobs:
             size = min(size, max(1, int(self._max_scored * share)))
-        asks = first.has_reply  # a warm-up takes nothing from other models
         return self._runtime.cache_budget.fitting_chunk(start, size, asks=asks)
 
     def _look_up(self, job: PrefillJob) -> int:
@@ -518,4 +504,4 @@ def _progress(job: PrefillJob) -> Iterator[tuple[int, Outcome]]:
 
 def _queue_order(job: PrefillJob) -> int:
     """Return what the queue is sorted by. Time is left out: it would differ between processes that share a model."""
-    return job.sequence.key + REQUESTS_PER_PRIORITY * job.sequence.request.priority
+    return job.number + REQUESTS_PER_PRIORITY * job.sequence.request.priority

@@ -48,7 +48,7 @@ class TunedBatch(Batch, Protocol):
     sequences: dict[int, DecodingSequence]
     prefill_queue: PrefillQueue
     draft_pacer: DraftPacer
-    rate: float | None
+    pace: list[float | None]
 
     @property
     def runtime(self) -> Runtime:
@@ -130,7 +130,7 @@ class Tuning:
             self._doing = "Long prompts are being measured."
             for _ in runtime.use_many_rows(kernels.find):
                 yield True
-            self._batch.rate = runtime.chunk_cost.rate
+            self._batch.prefill_queue.pacer.rate = runtime.chunk_cost.rate
         elif runtime.warm_up.prepares:
             for _ in runtime.warm_up.measure_memory(runtime.many_rows, runtime.chunk_cost):
                 yield True
@@ -171,7 +171,7 @@ def answer_requests(batch: TunedBatch, context_length: int, seconds: float) -> I
     """
     if context_length < PROMPT_TOKENS[FIRST] + MAX_REPLY_TOKENS:
         return
-    rate, draft_pacer = batch.prefill_queue.pacer.rate, batch.draft_pacer
+    pace, draft_pacer = batch.pace, batch.draft_pacer
     most = min(draft_pacer.max_drafts, MAX_DRAFTS)
     batch.draft_pacer = DraftPacer(most, None, lengths=cycle((*range(1, most + 1), 0)))
     steps = _answer(batch, context_length, seconds)
@@ -188,7 +188,7 @@ def answer_requests(batch: TunedBatch, context_length: int, seconds: float) -> I
             for key in [key for key in batch.sequences if key < 0]:
                 batch.remove(key)
         batch.draft_pacer = draft_pacer
-        batch.prefill_queue.pacer.rate = rate
+        batch.pace = pace
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class PlainBatch:
     """A batch that generates 0, 1, 2 …, and records its calls."""
 
     def __init__(self, *, wrong_at: int | None = None, breaks_at: int | None = None) -> None:
-        self.rate: float | None = None
+        self.pace: list[float | None] = []
         self.log: list[Any] = []
         self.load_error: EngineError | None = None
         self.block: threading.Event | None = None
@@ -68,13 +68,13 @@ class PlainBatch:
 
     def step(self) -> Iterable[tuple[int, Outcome]]:
         self._steps += 1
-        self.log.append(("step", self.rate))
+        self.log.append(("step", self.pace))
         self.stepping.set()
         if self.block is not None:
             self.block.wait()
         if self._steps == self._breaks_at:
             raise RuntimeError("out of memory")
-        self.rate = 100.0 * self._steps
+        self.pace = [100.0 * self._steps]
         for key, row in list(self.rows.items()):
             yield key, Progress(1, 1)
             yield key, TokenDelta(row.pop(0) + (self._steps == self._wrong_at), "")
@@ -159,8 +159,8 @@ def test_followers_do_what_rank_0_does_before_the_same_step() -> None:
     assert (
         len(
             {
-                rate
-                for name, rate in (entry for entry in leader_batch.log if len(entry) == 2)
+                tuple(pace)
+                for name, pace in (entry for entry in leader_batch.log if len(entry) == 2)
                 if name == "step"
             }
         )

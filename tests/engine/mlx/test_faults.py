@@ -233,10 +233,10 @@ def test_caches_that_become_too_long_to_stay_merged_fail_nobody_where_they_canno
     batch = MLXBatch(model, EngineOptions(cache_bytes=0), device=Device(8 << 30))
     plan_step = PrefillQueue.plan_step
 
-    def plan(queue: PrefillQueue, *, is_decoding: bool) -> PrefillStep:
+    def plan(queue: PrefillQueue, decoding_priority: int | None) -> PrefillStep:
         """A prompt has small chunks next to replies, and only next to those."""
-        assert is_decoding == any(decoder.all_sequences for decoder in batch._decoders)
-        return plan_step(queue, is_decoding=is_decoding)
+        assert (decoding_priority is not None) == any(decoder.all_sequences for decoder in batch._decoders)
+        return plan_step(queue, decoding_priority)
 
     monkeypatch.setattr(PrefillQueue, "plan_step", plan)
     with Engine(batch) as engine:

@@ -1,4 +1,6 @@
-"""How long chunks are: sizes of a short list, on a grid, by what the machine was measured to do."""
+"""How long chunks are, by what the machine was measured to do, and how much of the time they get next to replies."""
+
+from collections.abc import Iterator
 
 import pytest
 
@@ -9,7 +11,12 @@ from mlx_backend.engine.mlx.chunk_cost import (
     RUN_OVERHEAD,
     padded_sizes,
 )
-from mlx_backend.engine.mlx.prefill_queue import PrefillPacer
+from mlx_backend.engine.mlx.prefill_pacer import (
+    MAX_CREDIT,
+    MAX_LONE_CREDIT,
+    MAX_STALL_SECONDS,
+    PrefillPacer,
+)
 
 
 def chunks(pacer: PrefillPacer, start: int, end: int, *, others_wait: bool = True) -> list[int]:
@@ -86,3 +93,125 @@ def test_padded_chunks_hold_their_tokens_and_less_than_a_run_costs_in_addition()
         assert {*sizes} <= {*PADDED_SIZES}
         assert tokens <= sum(sizes) < tokens + MAX_SPARE_TOKENS
         assert sum(sizes[:-1]) < tokens
+
+
+class Machine:
+    """Prefills `rate` tokens a second and decodes steps of so many seconds, by a clock of its own."""
+
+    def __init__(self, rate: float, step: float, *, fixed: int | None = None) -> None:
+        self.now, self.step_seconds, self.rate = 0.0, step, rate
+        self.pacer = PrefillPacer(fixed, rate, clock=lambda: self.now)
+
+    def step(self, *, prompts: int = 0, decodes: bool = True) -> float:
+        """Take a step while so many long prompts wait; return how long it prefilled."""
+        self.pacer.start_step()
+        chunk = 0.0
+        if prompts and not (decodes and self.pacer.credit < 0):
+            size = self.pacer.chunk_size(0, others_wait=decodes or prompts > 1)
+            if decodes:
+                self.pacer.spend(is_alone=prompts == 1)
+            chunk = (size + RUN_OVERHEAD) / self.rate
+        self.now += chunk + self.step_seconds * decodes
+        self.pacer.end_step(prefilled=bool(prompts), decoded=decodes)
+        return chunk
+
+    def chunks(self, seconds: float, prompts: int) -> Iterator[tuple[float, float]]:
+        """Yield when each chunk begins and how long it takes."""
+        end = self.now + seconds
+        while (began := self.now) < end:
+            if chunk := self.step(prompts=prompts):
+                yield began, chunk
+
+
+RATES_AND_STEPS = [(500, 0.05), (4_000, 0.004), (12_000, 0.01), (20_000, 0.002)]
+
+
+@pytest.mark.parametrize("fixed", [None, 64])
+@pytest.mark.parametrize(("rate", "step"), RATES_AND_STEPS)
+def test_steady_arrivals_get_their_share_of_every_second_and_no_more(
+    rate: float, step: float, fixed: int | None
+) -> None:
+    machine = Machine(rate, step, fixed=fixed)
+    for _ in range(20):
+        machine.step()
+    list(machine.chunks(5.0, 8))
+    chunks = list(machine.chunks(10.0, 8))
+    longest = max(chunk for _, chunk in chunks)
+    assert longest <= MAX_STALL_SECONDS
+    assert longest <= max(5 * step, (128 + RUN_OVERHEAD) / rate)
+    for start in (chunks[0][0] + each / 4 for each in range(32)):
+        seconds = sum(chunk for began, chunk in chunks if start <= began < start + 1)
+        assert seconds == pytest.approx(1 / 4, abs=longest)
+
+
+@pytest.mark.parametrize(("rate", "step"), RATES_AND_STEPS)
+def test_several_prompts_that_come_at_once_are_prefilled_at_once_for_half_a_second(
+    rate: float, step: float
+) -> None:
+    machine = Machine(rate, step)
+    for _ in range(20):
+        machine.step()
+    first = sum(chunk for _, chunk in machine.chunks(2.0, 8))
+    steady = 2.0 / 4
+    assert steady < first <= steady + MAX_CREDIT / 3 + MAX_STALL_SECONDS
+
+
+@pytest.mark.parametrize(("rate", "step"), RATES_AND_STEPS)
+def test_a_long_prompt_that_comes_alone_is_prefilled_as_fast_as_gaps_allow(rate: float, step: float) -> None:
+    machine = Machine(rate, step)
+    for _ in range(20):
+        machine.step()
+    full = (machine.pacer.max_chunk + RUN_OVERHEAD) / rate
+    number = min(8192 // machine.pacer.max_chunk, int(MAX_LONE_CREDIT / full))
+    chunks = [machine.step(prompts=1) for _ in range(number)]
+    assert all(chunks)
+    assert chunks.count(full) >= number - 2
+
+
+def test_while_nobody_decodes_prompts_get_all_of_the_time_and_credit_is_saved_up() -> None:
+    machine = Machine(4_000, 0.01)
+    list(machine.chunks(5.0, 8))
+    before = machine.pacer.credit
+    assert all(machine.step(prompts=8, decodes=False) for _ in range(5))
+    assert machine.pacer.credit > before
+    for _ in range(100):
+        machine.step(prompts=8, decodes=False)
+    assert machine.step(prompts=8, decodes=False) == (1024 + RUN_OVERHEAD) / 4_000
+
+
+def test_what_has_passed_while_the_engine_slept_is_saved_up_for_one_long_prompt_at_most() -> None:
+    machine = Machine(1_000, 0.01)
+    list(machine.chunks(5.0, 8))
+    machine.now += 3600
+    machine.step()
+    assert machine.pacer.credit == MAX_LONE_CREDIT
+
+
+def test_a_step_in_which_something_was_compiled_does_not_keep_prompts_waiting() -> None:
+    machine = Machine(4_000, 0.01)
+    for _ in range(20):
+        machine.step()
+    machine.pacer.start_step()
+    machine.pacer.spend(is_alone=True)
+    machine.now += 60.0
+    machine.pacer.end_step(prefilled=True, decoded=True)
+    waited = machine.now
+    while not machine.step(prompts=1):
+        pass
+    assert machine.now - waited < 3 * MAX_STALL_SECONDS + 0.1
+
+
+def test_processes_that_share_a_model_decide_by_the_same_pace() -> None:
+    leader, other = Machine(4_000, 0.01), Machine(700, 0.3)
+    for prompts in (0, 0, 0, 1, 8, 8, 0, 8):
+        leader.step(prompts=prompts)
+        other.step(prompts=prompts)
+    other.pacer.pace = leader.pacer.pace
+    assert other.pacer.pace == leader.pacer.pace
+    assert other.pacer.chunk_size(0, others_wait=True) == leader.pacer.chunk_size(0, others_wait=True)
+
+
+def test_a_prompt_that_others_should_precede_has_short_chunks_whether_or_not_replies_decode() -> None:
+    pacer = PrefillPacer(None, 12_000)
+    for others_wait in (False, True):
+        assert pacer.chunk_size(0, others_wait=others_wait, is_background=True) == 512

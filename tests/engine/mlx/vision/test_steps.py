@@ -66,7 +66,7 @@ def test_a_step_sees_one_image_and_gives_every_running_reply_a_token(
 def test_a_short_text_does_not_wait_for_the_images_of_a_request_before_it(
     batch: MLXBatch, seeing: Seeing, seen: list[bytes]
 ) -> None:
-    batch.rate = 10_000  # whatever this machine was measured to do
+    batch.prefill_queue.pacer.rate = 10_000  # whatever this machine was measured to do
     batch.insert(0, of_many_images(seeing))
     batch.insert(1, seeing.request((2, 30, 31)))
     while not step(batch):

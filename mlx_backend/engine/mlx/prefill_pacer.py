@@ -1,0 +1,205 @@
+"""When a chunk of a prompt runs next to replies, and how long it is: a share of time, and a bound on each gap.
+
+While nobody decodes, prompts get all of the time. While replies do, prompts are prefilled on credit: the seconds that
+their chunks take are spent, and all other time earns some again. With none left, replies have the steps to themselves
+until there is. So steady arrivals get a quarter of the time, in chunks of a few steps' worth, and a prompt that
+comes alone runs in chunks of up to `MAX_STALL_SECONDS` until it has spent what has been saved up for one.
+
+A chunk's time is what its step takes longer than steps usually do in which nothing is prefilled. So is that of the step
+after it, which may have to wait for the rest of the chunk.
+
+Chunks have sizes of a short list (chunk_cost.py) and end at multiples of those, counted from the start of the text:
+what a device prepares for the lengths of one prompt then serves the next one too.
+
+Knows seconds and tokens; no prompts and no replies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median, median_high
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from mlx_backend.engine.mlx.chunk_cost import CHUNK_SIZES, RUN_OVERHEAD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FIRST_CHUNK = 256
+"""Tokens of a chunk before anything was measured."""
+MAX_STALL_SECONDS = 0.3
+"""The longest time that a running reply should wait for a chunk."""
+MAX_CHUNK_SECONDS = 1.0
+"""The longest time of a chunk where no reply is running, but a request may arrive."""
+MAX_BACKGROUND_SECONDS = 0.05
+"""The longest time of a chunk of a prompt that every user's should precede, and so wait for."""
+COST_OF_SEVERAL = 3
+"""What a second costs in which several prompts are prefilled: a quarter of the time is theirs, and half is one's alone.
+
+Less than half, since each that begins to reply makes the steps of the others longer.
+"""
+MAX_CREDIT = 1.5
+"""Seconds that are saved up while replies decode alone, or nobody does, for several prompts that come."""
+LONE_PROMPT, MAX_LONE_CREDIT = 8192, 4.0
+"""Tokens of a prompt that comes alone, and seconds: what is saved up for it, where it takes no longer."""
+RETURN_SECONDS = 0.5
+"""How long after the last reply those who chat may send their next requests, before time belongs to prompts alone."""
+STEPS_PER_CHUNK = 4
+"""Length of a chunk, in steps of the replies, once there is no credit left."""
+MIN_EFFICIENCY = 0.6
+"""How much of the rate of long chunks a short one has to reach."""
+MEASURED_CHUNKS, MEASURED_STEPS = 3, 9
+"""Number of chunks and of steps, the last ones, by which the machine's speed is judged."""
+
+
+class PrefillPacer:
+    """Decides whether and how long prompts may be prefilled, as measured on this machine.
+
+    `rate` is how many tokens a second are prefilled, if that is known already. `work` gives the cost of a chunk, in
+    units of which `rate` are done in a second. With `fixed`, chunks have that size.
+    """
+
+    def __init__(
+        self,
+        fixed: int | None,
+        rate: float | None = None,
+        work: Callable[[int], float] = lambda tokens: tokens + RUN_OVERHEAD,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.credit = MAX_LONE_CREDIT
+        self._fixed = fixed
+        self._work = work
+        self._clock = clock
+        self._rates: deque[float] = deque(() if rate is None else (rate,), maxlen=MEASURED_CHUNKS)
+        self._steps: deque[float] = deque(maxlen=MEASURED_STEPS)
+        """Seconds of steps in which replies decoded and nothing was prefilled."""
+        self._now = clock()
+        self._decoded_at = -math.inf
+        self._cost = 1
+        self._spends = self._spent = False
+        """Whether this step, and the one before, prefills on credit."""
+
+    @property
+    def rate(self) -> float | None:
+        """How many tokens a second are prefilled; None before anything was measured.
+
+        The middle one of what was measured last: a chunk that took many times what its neighbours took, because
+        something was prepared for it or another process was busy, does not count.
+        """
+        return median_high(self._rates) if self._rates else None
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        self._rates.clear()
+        self._rates.append(rate)
+
+    @property
+    def step_seconds(self) -> float:
+        """How long a step takes in which nothing is prefilled; 0 before one was measured."""
+        return median(self._steps) if self._steps else 0.0
+
+    @property
+    def pace(self) -> list[float | None]:
+        """All that was measured, as plain numbers; processes that share a model have to decide by the same ones."""
+        return [self.rate, self.step_seconds, self.credit]
+
+    @pace.setter
+    def pace(self, pace: list[float | None]) -> None:
+        rate, step, credit = pace
+        if rate is not None:
+            self.rate = rate
+        self._steps.clear()
+        if step:
+            self._steps.append(step)
+        self.credit = 0.0 if credit is None else credit
+
+    def start_step(self) -> None:
+        """Note the time. What has passed since the last step earned credit."""
+        self._pass(spent=0.0)
+        self._spent, self._spends = self._spends, False
+
+    def spend(self, *, is_alone: bool) -> None:
+        """Have this step's prefill take from the credit, if replies decode or did just now. It may be of one prompt."""
+        self._spends = self._now - self._decoded_at < RETURN_SECONDS
+        self._cost = 1 if is_alone else COST_OF_SEVERAL
+        if not is_alone:
+            self.credit = min(self.credit, MAX_CREDIT)
+
+    def end_step(self, *, prefilled: bool, decoded: bool) -> None:
+        """Learn from a step's time: whether something was `prefilled` in it, and whether replies `decoded`."""
+        seconds = self._clock() - self._now
+        if decoded:
+            self._decoded_at = self._now + seconds
+        if decoded and not (prefilled or self._spent):
+            self._steps.append(seconds)
+        on_credit = self._spends or (self._spent and decoded)
+        self._pass(spent=max(0.0, seconds - self.step_seconds) if on_credit else 0.0)
+
+    def _pass(self, *, spent: float) -> None:
+        now = self._clock()
+        earned = now - self._now - spent
+        self._now = now
+        # What took longer than any chunk was something else, such as compiling.
+        longest = max(MAX_STALL_SECONDS, self._min_seconds()) * self._cost
+        self.credit = min(self._max_credit(), max(-longest, self.credit + earned - spent * self._cost))
+
+    @property
+    def max_chunk(self) -> int:
+        """The most tokens that replies ever wait for."""
+        return self._fixed or self._fitting(MAX_STALL_SECONDS)
+
+    def chunk_size(
+        self, start: int, *, others_wait: bool, is_background: bool = False, share: float = 1.0
+    ) -> int:
+        """Return how long a chunk from position `start` may be, or a share of one.
+
+        `others_wait` is whether anything else could run; `is_background`, whether every user's prompt should precede.
+        """
+        if self._fixed is not None:
+            return max(1, int(self._fixed * share))
+        longest = self._fitting(self._seconds(others_wait=others_wait, is_background=is_background))
+        size = max(CHUNK_SIZES[0], int(longest * share)) if self.rate is not None else FIRST_CHUNK
+        for grid in (each for each in reversed(CHUNK_SIZES) if each <= size):
+            aligned = size - (start + size) % grid
+            if aligned >= size // 2:
+                return aligned
+        return aligned + grid
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Learn from a chunk's time. Short chunks say little and are ignored."""
+        if tokens >= CHUNK_SIZES[0] and seconds > 0:
+            self._rates.append(self._work(tokens) / seconds)
+
+    def _seconds(self, *, others_wait: bool, is_background: bool) -> float:
+        """Return how long a chunk may take."""
+        if is_background:
+            return MAX_BACKGROUND_SECONDS
+        longest = MAX_STALL_SECONDS if others_wait else MAX_CHUNK_SECONDS
+        return min(longest, max(self.credit, STEPS_PER_CHUNK * self.step_seconds, self._min_seconds()))
+
+    def _min_seconds(self) -> float:
+        """Return how long the shortest chunk takes that has nearly the rate of long ones."""
+        if self.rate is None:
+            return 0.0
+        longest = self._fitting(MAX_STALL_SECONDS)
+        sizes = [size for size in CHUNK_SIZES if size <= longest]
+        best = max(size / self._work(size) for size in sizes)
+        shortest = next(size for size in sizes if size / self._work(size) >= MIN_EFFICIENCY * best)
+        return self._work(shortest) / self.rate
+
+    def _max_credit(self) -> float:
+        """Return how many seconds are saved up: for one long prompt."""
+        if self.rate is None:
+            return MAX_LONE_CREDIT
+        chunk = self._fitting(MAX_STALL_SECONDS)
+        seconds = LONE_PROMPT / chunk * self._work(chunk) / self.rate
+        return max(MAX_CREDIT, min(MAX_LONE_CREDIT, seconds))
+
+    def _fitting(self, seconds: float) -> int:
+        """Return the tokens of the longest chunk that takes at most so long."""
+        if self.rate is None:
+            return FIRST_CHUNK
+        work = self.rate * seconds
+        return next((size for size in reversed(CHUNK_SIZES) if self._work(size) <= work), CHUNK_SIZES[0])
