@@ -104,11 +104,11 @@ def _texts(english: str, japanese: str, chinese: str) -> dict[str, str]:
     return {"en_US": english, "ja_JP": japanese, "zh_Hans": chinese}
 
 
-_LIMIT_WHEN_OFF = _texts(" When switched off: {}.", "オフの場合は {} です。", "关闭时为 {}。")
+_LIMIT_WHEN_OFF = _texts(" When switched off: {}.", "オフの場合は {} です。", "关闭时，上限为 {}。")
 _SERVERS_OWN_LIMIT = _texts(
     " When switched off, the server's own limit applies.",
     "オフの場合はサーバー側の上限が使われます。",
-    "关闭时使用服务器自身的上限。",
+    "关闭时，使用服务器自己的上限。",
 )
 
 _ANSWER_RESERVE = _rule(
@@ -120,8 +120,8 @@ _ANSWER_RESERVE = _rule(
         f"At most half are kept; 0 keeps none. When switched off: {DEFAULT_ANSWER_RESERVE:,}.",
         "最大トークン数のうち、思考に使わず回答のために残すトークン数です。上限が小さくても回答が得られます。"
         f"残せるのは半分までで、0 では残しません。オフの場合は {DEFAULT_ANSWER_RESERVE:,} です。",
-        "在最大词元数中不用于思考、留给回答的词元数，使上限较小时仍能得到回答。"
-        f"最多保留一半，0 表示不保留。关闭时为 {DEFAULT_ANSWER_RESERVE:,}。",
+        "从最大词元数中留出多少词元专门用于回答，这样即使上限较小，也不会全被思考用完。"
+        f"最多留出一半，0 表示不留。关闭时，留出 {DEFAULT_ANSWER_RESERVE:,} 个。",
     ),
     default=DEFAULT_ANSWER_RESERVE,
     min=0,
@@ -135,7 +135,7 @@ _EFFORT = _rule(
     (
         "How much the model thinks before it answers. More effort takes longer and is better at hard questions.",
         "回答の前にモデルがどれだけ考えるかを決めます。深くすると時間はかかりますが、難しい質問に強くなります。",
-        "模型回答前思考的多少。强度越高耗时越长，但更擅长解答难题。",
+        "决定模型在回答前思考多少。强度越高，花的时间越长，也越能应对难题。",
     ),
     required=True,
     default="medium",
@@ -149,7 +149,7 @@ _THINKING_BUDGET = _rule(
     (
         "The most tokens the model may spend thinking; then it must answer. 0 means no thinking.",
         "思考に使えるトークン数の上限です。使い切ると回答に移ります。0 では思考せずに回答します。",
-        "思考最多可用的词元数，用完后必须作答。0 表示直接作答。",
+        "模型思考时最多可用的词元数，用完就必须开始回答。0 表示不思考，直接回答。",
     ),
     default=4096,
     min=0,
@@ -163,7 +163,7 @@ _REASONING_FORMAT = _rule(
     (
         "Whether the answer begins with the thinking in a block of its own. The model thinks either way.",
         "回答の前に思考の過程をブロックとして表示するかどうか。非表示でもモデルは考えます。",
-        "是否在回答前以折叠块显示思考过程。隐藏时模型仍会思考。",
+        "是否在回答前用单独的折叠块显示思考过程。即使隐藏，模型照样会思考。",
     ),
     required=True,
     default="show",
@@ -178,7 +178,7 @@ _SAMPLING: tuple[Rule, ...] = (
         (
             "Low values give steady answers, high values varied ones. When switched off, the server's default applies.",
             "低いと安定した回答に、高いと多様な回答になります。オフの場合はサーバー側の値が使われます。",
-            "值越低回答越稳定，值越高回答越多样。关闭时使用服务器自身的设置。",
+            "值越低，回答越稳定；值越高，回答越多样。关闭时使用服务器的默认值。",
         ),
         default=1.0,
         min=0.0,
@@ -192,7 +192,7 @@ _SAMPLING: tuple[Rule, ...] = (
         (
             "Choose only among the likeliest tokens that together reach this probability. 1 keeps them all.",
             "確率の高い順に足してこの値に達するまでのトークンだけから選びます。1 ではすべてが対象です。",
-            "仅从累计概率达到该值的最可能词元中选取。1 表示保留全部。",
+            "按概率从高到低累加到该值为止，只从这些词元中选取。1 表示全部保留。",
         ),
         default=1.0,
         min=0.0,
@@ -206,7 +206,7 @@ _SAMPLING: tuple[Rule, ...] = (
         (
             "The most tokens the model may write. Its thinking counts too, so leave room when the effort is high.",
             "モデルが生成できるトークン数の上限です。思考の分も含まれるため、推論を深くする場合は余裕を持たせてください。",
-            "模型最多可生成的词元数。思考内容也计算在内，推理强度高时请留出余量。",
+            "模型最多能生成的词元数。思考内容也算在内，所以推理强度高时请多留一些余量。",
         ),
         default=DEFAULT_MAX_TOKENS,
         min=1,
@@ -219,7 +219,7 @@ _SAMPLING: tuple[Rule, ...] = (
         (
             "Choose only among this many of the likeliest tokens. 0 sets no limit.",
             "確率の高い順にこの数のトークンだけから選びます。0 では制限しません。",
-            "仅从概率最高的若干个词元中选取。0 表示不限制。",
+            "只从概率最高的若干个词元中选取，个数由此项决定。0 表示不限制。",
         ),
         default=0,
         min=0,
@@ -232,7 +232,7 @@ _SAMPLING: tuple[Rule, ...] = (
         (
             "Leave out tokens less likely than this share of the likeliest one. 0 leaves none out.",
             "最も確率の高いトークンに対する割合がこの値より小さいトークンを除きます。0 では何も除きません。",
-            "排除概率低于最可能词元概率此比例的词元。0 表示不排除。",
+            "词元的概率与最高概率之比低于该值时，就排除这个词元。0 表示不排除。",
         ),
         default=0.0,
         min=0.0,
@@ -259,7 +259,7 @@ _SAMPLING: tuple[Rule, ...] = (
         (
             "Above 0 the model avoids tokens it has already written; below 0 it prefers them.",
             "0 より大きいと一度出たトークンを避け、0 より小さいと好むようになります。",
-            "大于 0 时避开已出现的词元，小于 0 时偏向已出现的词元。",
+            "大于 0 时，模型会避开已经出现过的词元；小于 0 时，则更偏向这些词元。",
         ),
         default=0.0,
         min=-2.0,
@@ -273,7 +273,7 @@ _SAMPLING: tuple[Rule, ...] = (
         (
             "Like the presence penalty, but stronger the more often a token was written.",
             "存在ペナルティと似ていますが、出た回数が多いトークンほど強く働きます。",
-            "与存在惩罚类似，但词元出现次数越多，作用越强。",
+            "与“存在惩罚”类似，但词元出现的次数越多，作用越强。",
         ),
         default=0.0,
         min=-2.0,
@@ -287,7 +287,7 @@ _SAMPLING: tuple[Rule, ...] = (
         (
             "Above 1 recent tokens become less likely, which breaks loops. 1 changes nothing.",
             "1 より大きいと直近のトークンが出にくくなり、繰り返しを防ぎます。1 では何も変わりません。",
-            "大于 1 时近期出现的词元更难再次出现，可打破循环。1 表示不改变。",
+            "大于 1 时，最近出现过的词元不容易再次出现，可以避免回答陷入重复。1 表示没有影响。",
         ),
         default=1.0,
         min=0.5,
@@ -303,7 +303,7 @@ _LONG_CONVERSATIONS = _rule(
     (
         "When a conversation outgrows the context: shorten leaves out the oldest turns, refuse gives an error.",
         "会話がコンテキストに収まらなくなったとき、shorten では古いやり取りから省き、refuse ではエラーになります。",
-        "对话超出上下文长度时：shorten 从最早的轮次开始省略，refuse 则报错。",
+        "对话超出上下文长度时怎么办：shorten 会从最早的轮次开始省略，refuse 会直接报错。",
     ),
     required=True,
     default="shorten",
@@ -318,7 +318,7 @@ _RESPONSE_FORMAT = _rule(
     (
         "json_object makes the answer one JSON object; json_schema makes it fit the schema below.",
         "json_object では回答が 1 つの JSON オブジェクトに、json_schema では下のスキーマに沿った JSON になります。",
-        "json_object 使回答为一个 JSON 对象；json_schema 使其符合下方的 Schema。",
+        "选 json_object，回答就是一个 JSON 对象；选 json_schema，回答会符合下方的 Schema。",
     ),
     options=["text", "json_object", "json_schema"],
 )
@@ -330,7 +330,7 @@ _JSON_SCHEMA = _rule(
     (
         'The schema the answer must fit, as JSON: {"type": "object", "properties": …}.',
         '回答が従うスキーマを JSON で入力します：{"type": "object", "properties": …}',
-        '回答须符合的 Schema，以 JSON 填写：{"type": "object", "properties": …}',
+        '回答必须符合的 Schema，用 JSON 填写：{"type": "object", "properties": …}',
     ),
 )
 
@@ -342,6 +342,6 @@ _EXTRA_BODY = _rule(
         'Further fields for the server, as a JSON object: {"logit_bias": {"42": -100}}. They override the settings '
         "above.",
         'サーバーに送る項目を JSON オブジェクトで追加します：{"logit_bias": {"42": -100}}。上の設定より優先されます。',
-        '以 JSON 对象形式附加发送给服务器的字段：{"logit_bias": {"42": -100}}，优先于上方设置。',
+        '要额外发送给服务器的字段，写成 JSON 对象：{"logit_bias": {"42": -100}}。这里的值优先于上面的设置。',
     ),
 )
