@@ -116,8 +116,8 @@ _ANSWER_RESERVE = _rule(
     "int",
     ("Tokens kept for the answer", "回答用に残すトークン数", "为回答保留的词元数"),
     (
-        "How many of Max tokens are kept for the answer, so that thinking cannot use up all of a small limit. "
-        f"At most half are kept; 0 keeps none. When switched off: {DEFAULT_ANSWER_RESERVE:,}.",
+        "How much of Max tokens is kept for the answer, so that thinking cannot use up all of a small limit. "
+        f"At most half is kept; 0 keeps nothing. When switched off: {DEFAULT_ANSWER_RESERVE:,}.",
         "最大トークン数のうち、思考に使わず回答のために残すトークン数です。上限が小さくても回答が得られます。"
         f"残せるのは半分までで、0 では残しません。オフの場合は {DEFAULT_ANSWER_RESERVE:,} です。",
         "从最大词元数中留出多少词元专门用于回答，这样即使上限较小，也不会全被思考用完。"
@@ -147,7 +147,7 @@ _THINKING_BUDGET = _rule(
     "int",
     ("Thinking budget", "思考トークンの上限", "思考词元上限"),
     (
-        "The most tokens the model may spend thinking; then it must answer. 0 means no thinking.",
+        "The most tokens the model may spend on thinking; then it must answer. 0 means no thinking.",
         "思考に使えるトークン数の上限です。使い切ると回答に移ります。0 では思考せずに回答します。",
         "模型思考时最多可用的词元数，用完就必须开始回答。0 表示不思考，直接回答。",
     ),
@@ -161,7 +161,7 @@ _REASONING_FORMAT = _rule(
     "string",
     ("Show thinking", "思考の表示", "显示思考"),
     (
-        "Whether the answer begins with the thinking in a block of its own. The model thinks either way.",
+        "Whether to show the thinking in a block of its own before the answer. The model thinks either way.",
         "回答の前に思考の過程をブロックとして表示するかどうか。非表示でもモデルは考えます。",
         "是否在回答前用单独的折叠块显示思考过程。即使隐藏，模型照样会思考。",
     ),
@@ -190,7 +190,7 @@ _SAMPLING: tuple[Rule, ...] = (
         "float",
         ("Top P", "Top P", "Top P"),
         (
-            "Choose only among the likeliest tokens that together reach this probability. 1 keeps them all.",
+            "Consider only the likeliest tokens that together reach this probability. 1 keeps them all.",
             "確率の高い順に足してこの値に達するまでのトークンだけから選びます。1 ではすべてが対象です。",
             "按概率从高到低累加到该值为止，只从这些词元中选取。1 表示全部保留。",
         ),
@@ -217,7 +217,7 @@ _SAMPLING: tuple[Rule, ...] = (
         "int",
         ("Top K", "Top K", "Top K"),
         (
-            "Choose only among this many of the likeliest tokens. 0 sets no limit.",
+            "Consider only this many of the likeliest tokens. 0 sets no limit.",
             "確率の高い順にこの数のトークンだけから選びます。0 では制限しません。",
             "只从概率最高的若干个词元中选取，个数由此项决定。0 表示不限制。",
         ),
@@ -230,7 +230,7 @@ _SAMPLING: tuple[Rule, ...] = (
         "float",
         ("Min P", "Min P", "Min P"),
         (
-            "Leave out tokens less likely than this share of the likeliest one. 0 leaves none out.",
+            "Ignore tokens whose probability is below this share of the likeliest token's. 0 ignores none.",
             "最も確率の高いトークンに対する割合がこの値より小さいトークンを除きます。0 では何も除きません。",
             "词元的概率与最高概率之比低于该值时，就排除这个词元。0 表示不排除。",
         ),
@@ -245,7 +245,7 @@ _SAMPLING: tuple[Rule, ...] = (
         "int",
         ("Seed", "シード", "随机种子"),
         (
-            "The same seed, settings and conversation give the same answer, as far as the server can repeat it.",
+            "The same seed, settings and conversation give the same answer, as far as the server can reproduce it.",
             "シード・設定・会話が同じであれば、サーバーが再現できる範囲で同じ回答になります。",
             "种子、设置和对话都相同时，服务器会尽可能给出相同的回答。",
         ),
@@ -257,7 +257,7 @@ _SAMPLING: tuple[Rule, ...] = (
         "float",
         ("Presence penalty", "存在ペナルティ", "存在惩罚"),
         (
-            "Above 0 the model avoids tokens it has already written; below 0 it prefers them.",
+            "Above 0, the model avoids tokens it has already written; below 0, it prefers them.",
             "0 より大きいと一度出たトークンを避け、0 より小さいと好むようになります。",
             "大于 0 时，模型会避开已经出现过的词元；小于 0 时，则更偏向这些词元。",
         ),
@@ -271,7 +271,7 @@ _SAMPLING: tuple[Rule, ...] = (
         "float",
         ("Frequency penalty", "頻度ペナルティ", "频率惩罚"),
         (
-            "Like the presence penalty, but stronger the more often a token was written.",
+            "Like the presence penalty, but stronger the more often a token has been written.",
             "存在ペナルティと似ていますが、出た回数が多いトークンほど強く働きます。",
             "与“存在惩罚”类似，但词元出现的次数越多，作用越强。",
         ),
@@ -285,7 +285,7 @@ _SAMPLING: tuple[Rule, ...] = (
         "float",
         ("Repetition penalty", "繰り返しペナルティ", "重复惩罚"),
         (
-            "Above 1 recent tokens become less likely, which breaks loops. 1 changes nothing.",
+            "Above 1, recent tokens become less likely, which breaks loops. 1 changes nothing.",
             "1 より大きいと直近のトークンが出にくくなり、繰り返しを防ぎます。1 では何も変わりません。",
             "大于 1 时，最近出现过的词元不容易再次出现，可以避免回答陷入重复。1 表示没有影响。",
         ),
@@ -301,7 +301,7 @@ _LONG_CONVERSATIONS = _rule(
     "string",
     ("Long conversations", "長い会話", "长对话"),
     (
-        "When a conversation outgrows the context: shorten leaves out the oldest turns, refuse gives an error.",
+        "When a conversation outgrows the context: shorten drops the oldest turns, refuse gives an error.",
         "会話がコンテキストに収まらなくなったとき、shorten では古いやり取りから省き、refuse ではエラーになります。",
         "对话超出上下文长度时怎么办：shorten 会从最早的轮次开始省略，refuse 会直接报错。",
     ),
@@ -316,7 +316,7 @@ _RESPONSE_FORMAT = _rule(
     "string",
     ("Response format", "回答形式", "回复格式"),
     (
-        "json_object makes the answer one JSON object; json_schema makes it fit the schema below.",
+        "json_object makes the answer a single JSON object; json_schema makes it fit the schema below.",
         "json_object では回答が 1 つの JSON オブジェクトに、json_schema では下のスキーマに沿った JSON になります。",
         "选 json_object，回答就是一个 JSON 对象；选 json_schema，回答会符合下方的 Schema。",
     ),
@@ -339,7 +339,7 @@ _EXTRA_BODY = _rule(
     "text",
     ("Extra body (JSON)", "追加のリクエスト項目（JSON）", "附加请求字段（JSON）"),
     (
-        'Further fields for the server, as a JSON object: {"logit_bias": {"42": -100}}. They override the settings '
+        'More fields to send to the server, as a JSON object: {"logit_bias": {"42": -100}}. They override the settings '
         "above.",
         'サーバーに送る項目を JSON オブジェクトで追加します：{"logit_bias": {"42": -100}}。上の設定より優先されます。',
         '要额外发送给服务器的字段，写成 JSON 对象：{"logit_bias": {"42": -100}}。这里的值优先于上面的设置。',
