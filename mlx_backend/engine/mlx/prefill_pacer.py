@@ -42,7 +42,7 @@ Less than half, since each that begins to reply makes the steps of the others lo
 """
 MAX_CREDIT = 1.5
 """Seconds that are saved up while replies decode alone, or nobody does, for several prompts that come."""
-LONE_PROMPT, MAX_LONE_CREDIT = 8192, 4.0
+LONE_PROMPT, MAX_LONE_CREDIT = 8192, 12.0
 """Tokens of a prompt that comes alone, and seconds: what is saved up for it, where it takes no longer."""
 RETURN_SECONDS = 0.5
 """How long after the last reply those who chat may send their next requests, before time belongs to prompts alone."""
