@@ -118,8 +118,8 @@ _ANSWER_RESERVE = _rule(
     (
         "How much of Max tokens is kept for the answer, so that thinking cannot use up all of a small limit. "
         f"At most half is kept; 0 keeps nothing. When switched off: {DEFAULT_ANSWER_RESERVE:,}.",
-        "最大トークン数のうち、思考に使わず回答のために残すトークン数です。上限が小さくても回答が得られます。"
-        f"残せるのは半分までで、0 では残しません。オフの場合は {DEFAULT_ANSWER_RESERVE:,} です。",
+        "最大トークン数のうち、思考に使わず回答用に残すトークン数です。上限が小さくても、思考だけで使い切ることがありません。"
+        f"残せるのは半分までで、0 にすると残しません。オフの場合は {DEFAULT_ANSWER_RESERVE:,} です。",
         "从最大词元数中留出多少词元专门用于回答，这样即使上限较小，也不会全被思考用完。"
         f"最多留出一半，0 表示不留。关闭时，留出 {DEFAULT_ANSWER_RESERVE:,} 个。",
     ),
@@ -148,7 +148,7 @@ _THINKING_BUDGET = _rule(
     ("Thinking budget", "思考トークンの上限", "思考词元上限"),
     (
         "The most tokens the model may spend on thinking; then it must answer. 0 means no thinking.",
-        "思考に使えるトークン数の上限です。使い切ると回答に移ります。0 では思考せずに回答します。",
+        "思考に使えるトークン数の上限です。使い切ると回答に移ります。0 にすると思考せずに回答します。",
         "模型思考时最多可用的词元数，用完就必须开始回答。0 表示不思考，直接回答。",
     ),
     default=4096,
@@ -162,7 +162,7 @@ _REASONING_FORMAT = _rule(
     ("Show thinking", "思考の表示", "显示思考"),
     (
         "Whether to show the thinking in a block of its own before the answer. The model thinks either way.",
-        "回答の前に思考の過程をブロックとして表示するかどうか。非表示でもモデルは考えます。",
+        "回答の前に、思考を専用のブロックで表示するかどうかを選びます。hide でもモデルは思考します。",
         "是否在回答前用单独的折叠块显示思考过程。即使隐藏，模型照样会思考。",
     ),
     required=True,
@@ -177,7 +177,7 @@ _SAMPLING: tuple[Rule, ...] = (
         ("Temperature", "温度", "温度"),
         (
             "Low values give steady answers, high values varied ones. When switched off, the server's default applies.",
-            "低いと安定した回答に、高いと多様な回答になります。オフの場合はサーバー側の値が使われます。",
+            "低くすると回答が安定し、高くすると多様になります。オフの場合はサーバー側の既定値が使われます。",
             "值越低，回答越稳定；值越高，回答越多样。关闭时使用服务器的默认值。",
         ),
         default=1.0,
@@ -191,7 +191,7 @@ _SAMPLING: tuple[Rule, ...] = (
         ("Top P", "Top P", "Top P"),
         (
             "Consider only the likeliest tokens that together reach this probability. 1 keeps them all.",
-            "確率の高い順に足してこの値に達するまでのトークンだけから選びます。1 ではすべてが対象です。",
+            "確率を高い順に足していき、この値に達するまでのトークンだけを候補にします。1 にするとすべてが候補です。",
             "按概率从高到低累加到该值为止，只从这些词元中选取。1 表示全部保留。",
         ),
         default=1.0,
@@ -218,7 +218,7 @@ _SAMPLING: tuple[Rule, ...] = (
         ("Top K", "Top K", "Top K"),
         (
             "Consider only this many of the likeliest tokens. 0 sets no limit.",
-            "確率の高い順にこの数のトークンだけから選びます。0 では制限しません。",
+            "確率の高い順に、この数のトークンだけを候補にします。0 にすると制限しません。",
             "只从概率最高的若干个词元中选取，个数由此项决定。0 表示不限制。",
         ),
         default=0,
@@ -231,7 +231,7 @@ _SAMPLING: tuple[Rule, ...] = (
         ("Min P", "Min P", "Min P"),
         (
             "Ignore tokens whose probability is below this share of the likeliest token's. 0 ignores none.",
-            "最も確率の高いトークンに対する割合がこの値より小さいトークンを除きます。0 では何も除きません。",
+            "最も高い確率に対する割合がこの値に満たないトークンを候補から外します。0 にすると何も外しません。",
             "词元的概率与最高概率之比低于该值时，就排除这个词元。0 表示不排除。",
         ),
         default=0.0,
@@ -246,7 +246,7 @@ _SAMPLING: tuple[Rule, ...] = (
         ("Seed", "シード", "随机种子"),
         (
             "The same seed, settings and conversation give the same answer, as far as the server can reproduce it.",
-            "シード・設定・会話が同じであれば、サーバーが再現できる範囲で同じ回答になります。",
+            "シード、設定、会話がすべて同じなら、サーバーが再現できる範囲で同じ回答になります。",
             "种子、设置和对话都相同时，服务器会尽可能给出相同的回答。",
         ),
         default=0,
@@ -258,7 +258,7 @@ _SAMPLING: tuple[Rule, ...] = (
         ("Presence penalty", "存在ペナルティ", "存在惩罚"),
         (
             "Above 0, the model avoids tokens it has already written; below 0, it prefers them.",
-            "0 より大きいと一度出たトークンを避け、0 より小さいと好むようになります。",
+            "0 より大きくすると一度出たトークンが出にくくなり、0 より小さくすると出やすくなります。",
             "大于 0 时，模型会避开已经出现过的词元；小于 0 时，则更偏向这些词元。",
         ),
         default=0.0,
@@ -286,7 +286,7 @@ _SAMPLING: tuple[Rule, ...] = (
         ("Repetition penalty", "繰り返しペナルティ", "重复惩罚"),
         (
             "Above 1, recent tokens become less likely, which breaks loops. 1 changes nothing.",
-            "1 より大きいと直近のトークンが出にくくなり、繰り返しを防ぎます。1 では何も変わりません。",
+            "1 より大きくすると直近のトークンが出にくくなり、繰り返しを防げます。1 では何も変わりません。",
             "大于 1 时，最近出现过的词元不容易再次出现，可以避免回答陷入重复。1 表示没有影响。",
         ),
         default=1.0,
@@ -302,7 +302,7 @@ _LONG_CONVERSATIONS = _rule(
     ("Long conversations", "長い会話", "长对话"),
     (
         "When a conversation outgrows the context: shorten drops the oldest turns, refuse gives an error.",
-        "会話がコンテキストに収まらなくなったとき、shorten では古いやり取りから省き、refuse ではエラーになります。",
+        "会話がコンテキストに収まらなくなったとき、shorten では古いやり取りから順に省き、refuse ではエラーにします。",
         "对话超出上下文长度时怎么办：shorten 会从最早的轮次开始省略，refuse 会直接报错。",
     ),
     required=True,
@@ -317,7 +317,7 @@ _RESPONSE_FORMAT = _rule(
     ("Response format", "回答形式", "回复格式"),
     (
         "json_object makes the answer a single JSON object; json_schema makes it fit the schema below.",
-        "json_object では回答が 1 つの JSON オブジェクトに、json_schema では下のスキーマに沿った JSON になります。",
+        "json_object では回答が 1 つの JSON オブジェクトになり、json_schema では下のスキーマに沿った JSON になります。",
         "选 json_object，回答就是一个 JSON 对象；选 json_schema，回答会符合下方的 Schema。",
     ),
     options=["text", "json_object", "json_schema"],
@@ -329,7 +329,7 @@ _JSON_SCHEMA = _rule(
     ("JSON schema", "JSON スキーマ", "JSON Schema"),
     (
         'The schema the answer must fit, as JSON: {"type": "object", "properties": …}.',
-        '回答が従うスキーマを JSON で入力します：{"type": "object", "properties": …}',
+        '回答の形式を決めるスキーマを JSON で入力します：{"type": "object", "properties": …}',
         '回答必须符合的 Schema，用 JSON 填写：{"type": "object", "properties": …}',
     ),
 )
@@ -341,7 +341,8 @@ _EXTRA_BODY = _rule(
     (
         'More fields to send to the server, as a JSON object: {"logit_bias": {"42": -100}}. They override the settings '
         "above.",
-        'サーバーに送る項目を JSON オブジェクトで追加します：{"logit_bias": {"42": -100}}。上の設定より優先されます。',
+        'サーバーに追加で送る項目を JSON オブジェクトで入力します（例：{"logit_bias": {"42": -100}}）。'
+        "上の設定より優先されます。",
         '要额外发送给服务器的字段，写成 JSON 对象：{"logit_bias": {"42": -100}}。这里的值优先于上面的设置。',
     ),
 )
