@@ -78,13 +78,14 @@ def test_a_call_goes_back_with_its_thinking_and_is_a_prefix(client: Anthropic, t
 
 @pytest.mark.parametrize("kind", ["any", "tool"])
 def test_a_call_is_made_where_it_is_required(client: Anthropic, kind: str) -> None:
-    choice: Any = {"type": kind, **({"name": "get_weather"} if kind == "tool" else {})}
+    named = {"name": "get_weather"} if kind == "tool" else {}
+    choice: Any = {"type": kind, "disable_parallel_tool_use": True, **named}
     message = client.messages.create(
         model=MODEL_NAME,
         max_tokens=1000,
         messages=[{"role": "user", "content": "What is 2 plus 3?"}],
         tools=[WEATHER],
-        tool_choice={**choice, "disable_parallel_tool_use": True},
+        tool_choice=choice,
     )
     assert [block.type for block in message.content if block.type != "thinking"] == ["tool_use"]
 

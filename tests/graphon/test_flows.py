@@ -18,7 +18,7 @@ from tour import PluginProcess, server, unpacked_package
 from mlx_backend.errors import EngineBusy, EngineFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.jobs import Generation
@@ -210,11 +210,11 @@ class BusyEngine(ScriptedEngine):
         super().__init__(lambda _: "<|channel|>final<|message|>Fine.<|return|>")
         self.refusals, self.retry_after = refusals, retry_after
 
-    def generate(self, request: GenerationRequest, on_item: Callable[[], None] | None = None) -> Generation:
+    def generate(self, request: GenerationRequest) -> Generation:
         if self.refusals:
             self.refusals -= 1
             raise EngineBusy("The queue is full.", self.retry_after)
-        return super().generate(request, on_item)
+        return super().generate(request)
 
 
 @pytest.mark.parametrize(

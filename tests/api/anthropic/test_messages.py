@@ -88,7 +88,7 @@ def folded(events: list[dict[str, Any]]) -> dict[str, Any]:
             case {"type": "content_block_delta", "index": index, "delta": {"type": kind, **delta}}:
                 block = message["content"][index]
                 if kind == "input_json_delta":
-                    inputs[index] += delta["partial_json"]
+                    inputs[index] += str(delta["partial_json"])
                 else:
                     name, text = delta.popitem()
                     block[name] = f"{block[name]}{text}"

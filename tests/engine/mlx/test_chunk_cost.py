@@ -14,7 +14,7 @@ from mlx_lm.models.cache import (
 
 from mlx_backend.engine.mlx.chunk_cost import ChunkCost, ManyRowsCost, WorkingMemory
 from mlx_backend.engine.mlx.kv_cache import can_lengthen, lengthen
-from mlx_backend.engine.mlx.prefill_queue import PrefillPacer
+from mlx_backend.engine.mlx.prefill_pacer import PrefillPacer
 
 NONE = WorkingMemory()
 
