@@ -84,7 +84,7 @@ def all_routes() -> list[Route]:
             "/models",
             HeaderHandler(
                 "anthropic-version",
-                ResourceHandler(anthropic.ListModels(started)),
+                ResourceHandler(anthropic.ListModelInfos(started)),
                 ResourceHandler(ListModels(started)),
             ),
         ),

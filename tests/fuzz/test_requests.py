@@ -62,7 +62,7 @@ def test_a_request_like_the_document_or_unlike_it_is_answered_or_refused_as_it_s
     answered(client, path, body)
 
 
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -100,6 +100,87 @@ CHAT: dict[str, Any] = {
     "chat_template_kwargs": {"custom": 1},
     "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
 }
+FUNCTION = TOOL["function"]
+RESPONSE: dict[str, Any] = {
+    "model": "chat",
+    "instructions": "Be brief.",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "What is the weather?"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Look it up."}]},
+        {"type": "function_call", "call_id": "c1", "name": "weather", "namespace": None, "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "Rain"}]},
+        {"type": "custom_tool_call", "call_id": "c2", "name": "note", "input": "It rains."},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": "done"},
+    ],
+    "tools": [
+        {"type": "function", **FUNCTION},
+        {
+            "type": "custom",
+            "name": "note",
+            "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'},
+        },
+        {
+            "type": "namespace",
+            "name": "more",
+            "description": "More",
+            "tools": [{"type": "function", **FUNCTION}],
+        },
+        {"type": "web_search"},
+    ],
+    "tool_choice": {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": "weather"}],
+    },
+    "stream": True,
+    "max_output_tokens": 20,
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
+    "top_logprobs": 2,
+    "metadata": {"a": "b"},
+    "text": {"format": {"type": "json_schema", "name": "any", "schema": {"type": "object"}}},
+}
+MESSAGES: dict[str, Any] = {
+    "model": "chat",
+    "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "What is the weather?"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Look it up.", "signature": ""},
+                {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t1",
+                    "is_error": True,
+                    "content": [
+                        {"type": "text", "text": "Rain"},
+                        {"type": "tool_reference", "tool_name": "later"},
+                        {"type": "document", "source": {"type": "text", "data": "x"}, "title": "y"},
+                    ],
+                }
+            ],
+        },
+    ],
+    "tools": [
+        {"name": "weather", "input_schema": FUNCTION["parameters"], "strict": True},
+        {"name": "later", "input_schema": {"type": "object"}, "defer_loading": True},
+        {"type": "web_search_20250305", "name": "web_search"},
+    ],
+    "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    "stream": True,
+    "max_tokens": 20,
+    "stop_sequences": ["\n\n\n"],
+    "thinking": {"type": "enabled", "budget_tokens": 10, "display": "omitted"},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "metadata": {"user_id": "u"},
+}
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
@@ -108,6 +189,10 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
         "/v1/completions",
         {"prompt": ["Once", [1, 2]], "n": 2, "echo": True, "logprobs": 1, "max_tokens": 2, "best_of": 2},
     ),
+    ("/v1/responses", RESPONSE),
+    ("/v1/responses/input_tokens", RESPONSE),
+    ("/v1/messages", MESSAGES),
+    ("/v1/messages/count_tokens", MESSAGES),
     (
         "/v1/embeddings",
         {"model": "embedder", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 8},

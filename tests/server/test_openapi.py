@@ -32,7 +32,7 @@ def document(client: Client) -> dict[str, Any]:
 
 def test_every_route_is_in_it(document: dict[str, Any]) -> None:
     described = {
-        (method.upper(), path.replace("{name}", "<path:name>"))
+        (method.upper(), path.replace("{name}", "<path:name>").replace("{response_id}", "<response_id>"))
         for path, operations in document["paths"].items()
         for method in operations
     }
@@ -77,6 +77,21 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ),
     ("POST", "/v1/chat/completions", {"messages": [USER], "logprobs": True, "reasoning_format": "details"}),
     ("POST", "/v1/chat/completions", {"messages": []}),
+    ("POST", "/v1/responses", {"input": "hello", "reasoning": {"effort": "low"}}),
+    ("POST", "/v1/responses", {"input": "hello", "stream": True, "reasoning": {"summary": "auto"}}),
+    ("POST", "/v1/responses", {"input": [USER], "tools": [{"type": "function", "name": "f"}]}),
+    ("POST", "/v1/responses/input_tokens", {"input": "hello"}),
+    ("GET", "/v1/responses/{response_id}", None),
+    ("DELETE", "/v1/responses/{response_id}", None),
+    ("POST", "/v1/responses/{response_id}/cancel", None),
+    ("GET", "/v1/responses/{response_id}/input_items", None),
+    ("POST", "/v1/messages", {"messages": [USER], "output_config": {"effort": "low"}}),
+    (
+        "POST",
+        "/v1/messages",
+        {"messages": [USER], "stream": True, "thinking": {"type": "adaptive", "display": "omitted"}},
+    ),
+    ("POST", "/v1/messages/count_tokens", {"messages": [USER]}),
     ("POST", "/v1/completions", {"prompt": "Once", "logprobs": 1}),
     (
         "POST",
@@ -102,7 +117,7 @@ def test_a_request_as_it_is_described_is_answered_as_it_is_described(
         ]
         if body != {"messages": []}:
             validate(document, schema, body)
-    address = path.replace("{name}", "other")
+    address = path.replace("{name}", "other").replace("{response_id}", "resp_1")
     check(document, path, client.open(address, method=method, json=body))
 
 

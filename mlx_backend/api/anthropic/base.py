@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlx_backend.api import json_text
-from mlx_backend.api.anthropic.objects import ErrorObject
+from mlx_backend.api.anthropic.objects import AnthropicError
 
 if TYPE_CHECKING:
     from mlx_backend.api.errors import ApiError
@@ -30,7 +30,7 @@ def status_of(error: ApiError) -> int:
     return OVERLOADED if error.status == 503 and has_time else error.status
 
 
-def error_object(error: ApiError) -> ErrorObject:
+def error_object(error: ApiError) -> AnthropicError:
     """Build `{"type": "error", "error": {type, message}}`. The API has no field for the place: the message names it."""
     message = error.message
     if error.code == "context_length_exceeded":
@@ -45,7 +45,7 @@ def error_object(error: ApiError) -> ErrorObject:
 class AnthropicProtocol:
     """The base of every protocol in this folder: implements api/base.py's `Errors`."""
 
-    error_type = ErrorObject
+    error_type = AnthropicError
 
     def error(self, error: ApiError) -> bytes:
         """Return the body of an error response."""

@@ -44,7 +44,7 @@ def system_text(system: str | Sequence[Any] | None, where: str = "system") -> st
     return "\n\n".join(texts)
 
 
-class Conversation:
+class BlockConversation:
     """The messages of a conversation and its images; `add` messages in their order.
 
     `deferred` are the definitions of tools that the prompt's head does not have, by name; `referenced` those of them

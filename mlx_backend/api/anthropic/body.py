@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from mlx_backend.api.anthropic.blocks import Conversation, system_text
+from mlx_backend.api.anthropic.blocks import BlockConversation, system_text
+from mlx_backend.api.anthropic.objects import OutputConfig, ThinkingConfig
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.fields import Lenient, Refusals, is_one_of
 from mlx_backend.api.openai.chat_body import as_template_kwargs, nested_budgets
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Tool(Lenient):
+class ClientTool(Lenient):
     """A tool of the client's own."""
 
     type: str | None = None
@@ -68,7 +69,11 @@ class MessagesBody(ReplyBody):
         ),
         "container": (is_one_of(), "this server runs no code"),
     }
-    read_elsewhere: ClassVar[dict[str, Any]] = EFFORT_FIELDS
+    read_elsewhere: ClassVar[dict[str, Any]] = {
+        **EFFORT_FIELDS,
+        "thinking": ThinkingConfig | None,
+        "output_config": OutputConfig | None,
+    }
 
     messages: list[Any]
     system: str | list[Any] | None = None
@@ -77,7 +82,7 @@ class MessagesBody(ReplyBody):
     stop_sequences: Annotated[
         tuple[str, ...], BeforeValidator(as_stop_strings, json_schema_input_type=list[str] | None)
     ] = ()
-    tools: list[Tool] | None = None
+    tools: list[ClientTool] | None = None
     tool_choice: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
@@ -91,7 +96,7 @@ class MessagesBody(ReplyBody):
     @property
     def ignored(self) -> list[str]:
         """The fields that have no meaning here, and the tools that run at Anthropic."""
-        habits = ("context_management", "betas", "output_config.format", "thinking.display")
+        habits = ("context_management", "betas")
         hosted = [f"tools[{at}].{tool.type}" for at, tool in enumerate(self.tools or ()) if tool.is_hosted]
         names = [name for name in super().ignored if name not in habits and not name.startswith("tools.")]
         return [*names, *hosted]
@@ -101,7 +106,7 @@ class MessagesBody(ReplyBody):
         known = self._functions()
         is_deferred = {tool.name for tool in self.tools or () if tool.defer_loading}
         deferred = {name: function for name, function in known.items() if name in is_deferred}
-        conversation = Conversation(deferred)
+        conversation = BlockConversation(deferred)
         if system := system_text(self.system):
             conversation.messages.append({"role": "system", "content": system})
         for at, message in enumerate(self.messages):

@@ -32,7 +32,7 @@ class Messages(AnthropicProtocol):
     operation = Operation(
         summary="Answer a conversation of content blocks",
         body=MessagesBody,
-        answer=objects.Message,
+        answer=objects.MessageObject,
         event=objects.Event,
     )
 
@@ -92,7 +92,7 @@ class CountTokensCall(BodyCall[MessagesBody]):
         return JsonAnswer({"input_tokens": len(service.prompt(self.body.request(self.written)).tokens)})
 
 
-class ListModels(AnthropicProtocol):
+class ListModelInfos(AnthropicProtocol):
     """Implements `ResourceProtocol`: the language models that can be served, each once for every name it has."""
 
     operation = Operation(summary="List the models", answer=objects.ModelPage)

@@ -1,20 +1,41 @@
-"""The JSON objects of Anthropic's API as types, for /openapi.json: what is sent to clients."""
+"""The JSON objects of Anthropic's API as types, for /openapi.json."""
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from mlx_backend.api.openai.objects import OutputConfigInput, ThinkingInput
 
-class ErrorFields(TypedDict):
+
+class ThinkingConfig(ThinkingInput, total=False):
+    """How much is reasoned, and whether that is shown."""
+
+    display: Literal["summarized", "omitted", "updates"]
+
+
+class JSONOutput(TypedDict):
+    """JSON that matches a schema."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(OutputConfigInput, total=False):
+    """The effort, and what the answer is held to."""
+
+    format: JSONOutput | None
+
+
+class AnthropicErrorFields(TypedDict):
     """What went wrong."""
 
     type: str
     message: str
 
 
-class ErrorObject(TypedDict):
+class AnthropicError(TypedDict):
     """The body of every response that is an error."""
 
     type: Literal["error"]
-    error: ErrorFields
+    error: AnthropicErrorFields
 
 
 class TextBlock(TypedDict):
@@ -45,23 +66,23 @@ type ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
 type StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-class OutputTokensDetails(TypedDict):
+class ThinkingTokens(TypedDict):
     """How much of a reply was reasoning."""
 
     thinking_tokens: int
 
 
-class Usage(TypedDict):
+class MessageUsage(TypedDict):
     """Tokens. Those of the prompt that were found in the cache are not among `input_tokens`."""
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: NotRequired[OutputTokensDetails]
+    output_tokens_details: NotRequired[ThinkingTokens]
 
 
-class Message(TypedDict):
+class MessageObject(TypedDict):
     """A reply."""
 
     id: str
@@ -71,14 +92,14 @@ class Message(TypedDict):
     content: list[ContentBlock]
     stop_reason: StopReason | None
     stop_sequence: str | None
-    usage: Usage
+    usage: MessageUsage
 
 
 class MessageStart(TypedDict):
     """A reply begins: its content is empty."""
 
     type: Literal["message_start"]
-    message: Message
+    message: MessageObject
 
 
 class BlockStart(TypedDict):
@@ -116,7 +137,7 @@ class MessageDelta(TypedDict):
 
     type: Literal["message_delta"]
     delta: StopFields
-    usage: Usage
+    usage: MessageUsage
 
 
 class Mark(TypedDict):
@@ -125,7 +146,7 @@ class Mark(TypedDict):
     type: Literal["message_stop", "ping"]
 
 
-type Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | Mark | ErrorObject
+type Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | Mark | AnthropicError
 
 
 class TokenCount(TypedDict):
@@ -134,7 +155,7 @@ class TokenCount(TypedDict):
     input_tokens: int
 
 
-class ModelInfo(TypedDict):
+class AnthropicModel(TypedDict):
     """A model that can be served, under one of its names."""
 
     type: Literal["model"]
@@ -147,7 +168,7 @@ class ModelInfo(TypedDict):
 class ModelPage(TypedDict):
     """The models that can be served."""
 
-    data: list[ModelInfo]
+    data: list[AnthropicModel]
     first_id: str | None
     last_id: str | None
     has_more: bool

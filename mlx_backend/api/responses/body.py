@@ -11,9 +11,10 @@ from pydantic import BeforeValidator, Field
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.fields import Lenient, Refusals, is_one_of
 from mlx_backend.api.openai.chat_body import as_answer_format, as_template_kwargs, nested_budgets
-from mlx_backend.api.openai.objects import EFFORT_FIELDS, ReasoningInput
+from mlx_backend.api.openai.objects import EFFORT_FIELDS
 from mlx_backend.api.reply_fields import Limit, ReplyBody, accepts, as_whole, names_of
-from mlx_backend.api.responses.items import Conversation, resolved
+from mlx_backend.api.responses.items import ItemConversation, resolved
+from mlx_backend.api.responses.objects import ReasoningConfig
 from mlx_backend.api.responses.tools import KnownTool, Tools, parsed_tool
 from mlx_backend.chat.request import AnswerFormat, ChatRequest
 from mlx_backend.conversation.json_values import excerpt
@@ -46,7 +47,7 @@ class TextOptions(Lenient):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class StreamOptions(Lenient):
+class ResponseStreamOptions(Lenient):
     """What to add to a stream: nothing that means anything here."""
 
     include_obfuscation: bool | None = None
@@ -72,13 +73,13 @@ class ResponsesBody(ReplyBody):
     }
     read_elsewhere: ClassVar[dict[str, Any]] = {
         **{name: kind for name, kind in EFFORT_FIELDS.items() if name != "reasoning"},
-        "reasoning": ReasoningInput | None,
+        "reasoning": ReasoningConfig | None,
     }
 
     input: str | list[Any] | None = None
     instructions: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     tools: Annotated[list[Any] | None, BeforeValidator(as_tools, json_schema_input_type=list[KnownTool])] = (
         None
     )
@@ -120,7 +121,7 @@ class ResponsesBody(ReplyBody):
         if self.previous_response_id:
             previous = store.get(self.previous_response_id, owner, field="previous_response_id")
         items = self.items(store, owner)
-        conversation = Conversation()
+        conversation = ItemConversation()
         if self.instructions:
             conversation.messages.append({"role": "system", "content": self.instructions})
         if previous is not None:

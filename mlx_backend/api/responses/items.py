@@ -29,7 +29,7 @@ _ROLES = ("user", "system", "developer", "assistant")
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 
 
-class Conversation:
+class ItemConversation:
     """The messages of a conversation and its images; `add` items in their order."""
 
     def __init__(self) -> None:

@@ -1,8 +1,15 @@
-"""The JSON objects of the Responses API as types, for /openapi.json: what is sent to clients."""
+"""The JSON objects of the Responses API as types, for /openapi.json."""
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-from mlx_backend.api.openai.objects import TimingsObject
+from mlx_backend.api.openai.objects import ReasoningInput, TimingsObject
+
+
+class ReasoningConfig(ReasoningInput, total=False):
+    """How much is reasoned, and whether that is sent as a summary, too."""
+
+    summary: Literal["auto", "concise", "detailed"] | None
+    generate_summary: Literal["auto", "concise", "detailed"] | None
 
 
 class OutputText(TypedDict):
@@ -93,7 +100,7 @@ class OutputTokensDetails(TypedDict):
     reasoning_tokens: int
 
 
-class Usage(TypedDict):
+class ResponseUsage(TypedDict):
     """The API's `usage`, in tokens."""
 
     input_tokens: int
@@ -153,7 +160,7 @@ class Response(TypedDict):
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"]
-    usage: Usage | None
+    usage: ResponseUsage | None
     user: str | None
     timings: NotRequired[TimingsObject]
 
