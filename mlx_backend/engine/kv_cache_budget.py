@@ -93,6 +93,11 @@ class KVCacheBudget:
         """
         return self.used > self.reservation.reclaimable_room
 
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Whether the system has memory for cached prefixes at all."""
+        return self._pressure() != "critical"
+
     @contextmanager
     def without_asking(self) -> Iterator[None]:
         """Leave other models what they have cached, as for requests that no client made."""
@@ -178,7 +183,7 @@ class KVCacheBudget:
 
     def prefix_room(self, start: int = 0, tokens: int = 0) -> int:
         """Return the bytes that cached prefixes may take next to a chunk of `tokens` from position `start`."""
-        if self._pressure() == "critical":
+        if not self.keeps_prefixes:
             return 0
         working = max(self._chunk_bytes(tokens, start + tokens), self._most_seeing)
         return max(0, self.reservation.room - self._caches_and_images - self._beyond_margin(working))

@@ -186,7 +186,7 @@ class PrefillQueue:
         """
         chunk = self.pacer.max_chunk
         lengths = [self._max_remaining(job) for job in self.jobs if job.sequence.request.priority <= priority]
-        if sum(lengths) < chunk // 2:
+        if not lengths or sum(lengths) < chunk // 2:
             return math.inf
         beside = max(chunk // 2, RUN_OVERHEAD)
         return max(min(lengths) - 1, beside - sum(length for length in lengths if length <= beside))

@@ -679,7 +679,8 @@ class PrefixStore:
 
     def report_usage(self) -> None:
         """Tell the memory budget how much all this takes, and evict what is too much of it."""
-        self.prefixes.evict_to(self.prefixes.max_bytes)  # sequences may have left their caches
+        # Sequences may have left their caches, which were their own memory and are counted only now.
+        self.prefixes.evict_to(self.prefixes.max_bytes if self._cache_budget.keeps_prefixes else 0)
         self._cache_budget.set_prefix_bytes(self.prefixes.nbytes + self._features.nbytes)
 
     def _is_worth_disk(self, request: GenerationRequest, position: int) -> bool:
