@@ -4,19 +4,21 @@ from pathlib import Path
 
 import pytest
 from embedding_models import write_bert
-from engine_models import write_model
+from engine_models import write_model, write_qwen
 from engine_requests import engine_and_batch
 
 from mlx_backend.device import Device
-from mlx_backend.device.memory import MemoryReservation
+from mlx_backend.device.memory import MemoryReservation, room_for_weights
 from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.embedding.mlx import load_worker
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.chunk_cost import ChunkCost
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineBusy
 from mlx_backend.layers.many_rows import ManyRows
+from mlx_backend.models.engine_options import EngineOptions
 
 LIMIT = 64 << 20
 REQUEST = GenerationRequest(prompt=[9, 10, 11], max_tokens=3)
@@ -178,3 +180,29 @@ def test_cached_prompts_give_way_while_another_model_is_still_being_read(model: 
         assert has_asked == [True]
         assert reservation.cached < cached
         assert device.memory.others(taken) == [reservation]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_what_a_reply_leaves_cached_gives_way_to_a_model_that_was_read_meanwhile(
+    tmp_path: Path, is_cancelled: bool
+) -> None:
+    """While it runs that is a part of its own memory, and cannot be given up when it is asked for."""
+    device = Device(LIMIT)
+    batch = MLXBatch(write_qwen(tmp_path), EngineOptions(cache_bytes=LIMIT), device=device)
+    batch.load(lambda _: None)
+    try:
+        [reservation] = device.memory._reservations
+        prompt = [20 + at % 200 for at in range(900)]
+        batch.insert(0, GenerationRequest(prompt=prompt, max_tokens=8, checkpoints=(500,)))
+        for _ in range(3):
+            list(batch.step())
+        other = device.memory.reserve(0)
+        other.set_weights(room_for_weights(LIMIT) - reservation.weights)
+        assert reservation.working > 0
+        if is_cancelled:
+            batch.remove(0)
+        while batch.sequences:
+            list(batch.step())
+        assert reservation.working == reservation.cached == 0
+    finally:
+        batch.unload()

@@ -531,8 +531,7 @@ class MLXBatch:
         self._suspend(sequence)
 
     def _suspend(self, sequence: DecodingSequence) -> None:
-        self.runtime.prefix_store.settle(sequence)
-        self.runtime.cache_budget.release(sequence.key)
+        self._release(sequence)
         sequence.suspend(self.runtime.drafter())
         self._preempted.append(sequence)
 
@@ -550,8 +549,18 @@ class MLXBatch:
     def _forget(self, sequence: DecodingSequence) -> None:
         """Release what is held for a sequence that ended, failed or was cancelled."""
         self.sequences.pop(sequence.key, None)
-        self.runtime.prefix_store.settle(sequence)
+        self._release(sequence)
+
+    def _release(self, sequence: DecodingSequence) -> None:
+        """Give back a sequence's memory, but for what is cached of it, as far as that fits.
+
+        Until now that was a part of the sequence's own, which no other model could have.
+        """
+        store = self.runtime.prefix_store
+        store.settle(sequence)
         self.runtime.cache_budget.release(sequence.key)
+        store.evict_to_fit()
+        store.report_usage()
 
 
 def computes_ahead() -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drafting import generate, loaded_batch
+from drafting import FoundReply, generate, loaded_batch
 
 from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
 from mlx_backend.conversation.dialects import DIALECTS
@@ -36,21 +36,32 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+def finish_reason(reply: FoundReply) -> str | None:
+    """Return why a reply ended. How much of it was drafted depends on what else its steps had to do."""
+    return reply.ended.reason if reply.ended is not None else None
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ", ".join(options))
 def test_replies_are_those_of_steps_that_are_started_ahead(
     qwen: Path, windowed: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = qwen if "draft_tokens" in options else windowed
+    drafts = "draft_tokens" in options
+    model = qwen if drafts else windowed
+    repeating = GenerationRequest(prompt=[28, 421] * 8, max_tokens=25)  # and comes when the others have ended
     found = []
     for ahead in (True, False):
         monkeypatch.setattr(stepping, "computes_ahead", lambda ahead=ahead: ahead)
         with loaded_batch(model, **options) as batch:
-            found.append(generate(batch, requests(), arrivals={3: 2, 4: 5, 5: 6}, cancelled_after={4: 3}))
+            arrivals = {3: 2, 4: 5, 5: 6, 6: 40}
+            found.append(generate(batch, [*requests(), repeating], arrivals=arrivals, cancelled_after={4: 3}))
             assert batch.runtime.cache_budget.used == 0
     for one, other in zip(*found, strict=True):
         assert one.tokens[: len(other.tokens)] == other.tokens
-        assert [one.ended, one.error] == [other.ended, other.error]
-    assert [len(each.tokens) for each in found[1]] == [1, 5, 9, 13, 3, 21]
+        assert [finish_reason(one), one.error] == [finish_reason(other), other.error]
+    assert [len(each.tokens) for each in found[1]] == [1, 5, 9, 13, 3, 21, 25]
+    for *_, last in found:
+        assert last.ended is not None
+        assert (last.ended.accepted_tokens > 0) == drafts
 
 
 def test_every_step_emits_the_tokens_that_it_samples_and_no_reply_is_fed_its_last(
