@@ -68,8 +68,9 @@ def test_a_users_prompt_does_not_wait_for_a_background_request_that_is_being(loa
     chat = replace(title, prompt=load.prompt(100), max_tokens=1, priority=0)
 
     def page() -> None:
-        load.ask("title", lambda: title, again=False)
+        # Before the title is sent: the engine's thread begins at once.
         load.batch.after_step(steps, lambda: load.ask("chat", lambda: chat, again=False))
+        load.ask("title", lambda: title, again=False)
 
     load.run(3.0, page)
     [first] = load.first_tokens["chat"]
