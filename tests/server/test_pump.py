@@ -156,7 +156,7 @@ def test_a_client_that_does_not_read_its_stream_holds_up_no_other() -> None:
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nConnection: close\r\n"
             deaf.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             channels = server.server.active_channels
-            while not any(each.total_outbufs_len >= 256 * 1024 for each in channels.values()):
+            while not any(each.total_outbufs_len >= 256 * 1024 for each in [*channels.values()]):
                 pass  # more than that is not written for it
             assert server.chat()["choices"][0]["message"]["content"] == "A"
             data = b""
