@@ -6,10 +6,11 @@ validator (`as_…`) makes one form of the several that clients send; what it ra
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field, create_model
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, create_model
 from pydantic_core import PydanticCustomError
 
 from mlx_backend.api.errors import refuse
@@ -17,10 +18,11 @@ from mlx_backend.api.fields import Body
 from mlx_backend.chat.request import UNLIMITED
 from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.declaration import declared
+from mlx_backend.models.spec import RESERVED_KWARGS
 from mlx_backend.settings import SAMPLING, ReasoningFormat, ReplySettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
 
 _FORMAT_ALIASES = {"none": "raw", "auto": "separate", "deepseek": "separate", "parsed": "separate"}
@@ -150,10 +152,26 @@ def offer(functions: dict[str, dict[str, Any]], function: dict[str, Any], where:
         )
 
 
+type LogitBiasInput = Annotated[
+    dict[str, float] | None,
+    WithJsonSchema(
+        {
+            "type": ["object", "null"],
+            "description": "Token id -> what is added to its logit.",
+            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
+]
+
+
 class ReplyBody(Body):
     """What every request for generated text shares. Its settings are the fields that `accepts` has added."""
 
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: Annotated[
+        tuple[tuple[int, float], ...],
+        BeforeValidator(as_logit_bias, json_schema_input_type=LogitBiasInput),
+    ] = ()
 
     def setting(self, *names: str) -> Any:
         """Return the first of these settings that was sent; None if none was."""
@@ -170,3 +188,99 @@ class ReplyBody(Body):
             "logit_bias": self.logit_bias or None,
         }
         return {name: value for name, value in sent.items() if value is not None}
+
+
+def as_json(value: Any, field: str) -> Any:
+    """Decode JSON that is sent as text."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            raise PydanticCustomError(field, "is not JSON") from None
+    return value
+
+
+def as_template_kwargs(value: Any) -> Any:
+    """Accept further variables for the chat template, also as text, except those the server sets itself."""
+    if value == "":
+        return {}
+    value = as_json(value, "chat_template_kwargs")
+    if isinstance(value, dict) and (reserved := sorted(RESERVED_KWARGS & value.keys())):
+        raise PydanticCustomError(
+            "chat_template_kwargs", "cannot replace {name}", {"name": ", ".join(reserved)}
+        )
+    return {} if value is None else value
+
+
+def nested_budgets(
+    written: Mapping[str, Any], template_kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, int]]:
+    """Yield the thinking budgets inside other fields. Raises ApiError for what is not a number of tokens."""
+    for outer, inner in (("reasoning", "max_tokens"), ("thinking", "budget_tokens")):
+        holder = written.get(outer)
+        value = holder.get(inner) if isinstance(holder, dict) else None
+        if value is None or value == "":
+            continue
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value.strip()):
+            value = int(value)
+        if type(value) is not int or value < 0:
+            name = f"{outer}.{inner}"
+            raise refuse(f"{name}: must be a whole number of tokens from 0 up, not {excerpt(value)}.", name)
+        yield f"{outer}.{inner}", value
+    value = template_kwargs.get("thinking_budget")
+    if type(value) is int and value >= 0:  # some templates read it, and -1 means something to them
+        yield "chat_template_kwargs.thinking_budget", value
+
+
+@accepts(
+    *names_of("thinking_budget"),
+    *names_of("thinking_budget_message"),
+    *("answer_reserve", "max_repeated_tokens", "background_detection"),
+)
+class ConversationBody(ReplyBody):
+    """What every request that sends a conversation shares."""
+
+    adapters: Annotated[str, Field(min_length=1)] | None = None
+    priority: Annotated[int, Field(gt=-(2**31), lt=2**31), BeforeValidator(as_whole)] | None = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        BeforeValidator(as_template_kwargs, json_schema_input_type=dict[str, Any] | str | None),
+    ] = Field(default_factory=dict)
+
+    def common(self, written: Mapping[str, Any], *conversation: str) -> dict[str, Any]:
+        """Return what a `ChatRequest` has of these fields. `written` is the body as the client wrote it.
+
+        Its fields that hold the `conversation` are left out: a request lives as long as its reply, and images are
+        megabytes.
+        """
+        return {
+            "fields": {
+                **{name: value for name, value in written.items() if name not in conversation},
+                "chat_template_kwargs": self.chat_template_kwargs,  # which may have been text
+            },
+            "template_kwargs": self.chat_template_kwargs,
+            "sampling": self.sampling(),
+            "adapter": self.adapters,
+            "priority": self.priority,
+            "max_repeated_tokens": self.setting("max_repeated_tokens"),
+            "thinking_budget": self.thinking_budget_sent(),
+            "thinking_budget_message": self.setting(*names_of("thinking_budget_message")),
+            "answer_reserve": self.setting("answer_reserve"),
+            "background_detection": self.setting("background_detection"),
+        }
+
+    def thinking_budget_sent(self) -> int | None:
+        """Return how many tokens may be reasoning, from whichever field was sent."""
+        sent: dict[str, int] = {}
+        for name in names_of("thinking_budget"):
+            if (value := self.setting(name)) is not None:
+                sent[name] = value
+        sent |= nested_budgets(self.model_extra or {}, self.chat_template_kwargs)
+        first = next(iter(sent), "")
+        for other, value in sent.items():
+            if value != sent[first]:
+                text = (
+                    f"{first} is {sent[first]} and {other} is {value}: they mean the same; send one of them."
+                )
+                raise refuse(text, other)
+        return sent.get(first)

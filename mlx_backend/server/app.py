@@ -21,15 +21,14 @@ from mlx_backend.api.openai.embeddings import CreateEmbeddings
 from mlx_backend.api.openai.models import GetModel, ListModels, LoadModel, UnloadModel
 from mlx_backend.api.openai.rerank import Rerank
 from mlx_backend.api.openai.tokenize import Detokenize, Tokenize
-from mlx_backend.api.responses.create import (
+from mlx_backend.api.responses.create import CountInputTokens, CreateResponse
+from mlx_backend.api.responses.store import ResponseStore
+from mlx_backend.api.responses.stored import (
     CancelResponse,
-    CountInputTokens,
-    CreateResponse,
     DeleteResponse,
     GetResponse,
     ListInputItems,
 )
-from mlx_backend.api.responses.store import ResponseStore
 from mlx_backend.registry.allowed_models import AllowedModels
 from mlx_backend.server import auth
 from mlx_backend.server.api_keys import ApiKeys

@@ -211,7 +211,7 @@ def _joined(parts: list[dict[str, Any]]) -> Any:
 
 
 def _says_error(parts: Sequence[Mapping[str, Any]]) -> bool:
-    return bool(parts) and "error" in str(parts[0].get("text", ""))[:200].lower()
+    return bool(parts) and str(parts[0].get("text", "")).lower().startswith("error")
 
 
 def _kind(block: Any, where: str) -> str:

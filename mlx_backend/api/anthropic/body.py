@@ -16,9 +16,8 @@ from mlx_backend.api.anthropic.blocks import BlockConversation, system_text
 from mlx_backend.api.anthropic.objects import OutputConfig, ThinkingConfig
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.fields import Lenient, Refusals, is_one_of
-from mlx_backend.api.openai.chat_body import as_template_kwargs, nested_budgets
 from mlx_backend.api.openai.objects import EFFORT_FIELDS
-from mlx_backend.api.reply_fields import Limit, ReplyBody, accepts, as_stop_strings, as_whole, names_of, offer
+from mlx_backend.api.reply_fields import ConversationBody, Limit, accepts, as_stop_strings, offer
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
 from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.conversation.result_media import with_media_as_parts
@@ -26,6 +25,10 @@ from mlx_backend.settings import SAMPLING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+_KEEPS_ALL = {"type": "clear_thinking_20251015", "keep": "all"}
+"""The edit of a context that asks for what is done anyway."""
 
 
 class ClientTool(Lenient):
@@ -50,16 +53,8 @@ class ClientTool(Lenient):
         return {"type": "function", "function": {"name": self.name, **sent}}
 
 
-@accepts(
-    *(name for name in SAMPLING if name != "seed"),
-    "seed",
-    "max_repeated_tokens",
-    *names_of("thinking_budget"),
-    *names_of("thinking_budget_message"),
-    "answer_reserve",
-    "background_detection",
-)
-class MessagesBody(ReplyBody):
+@accepts(*SAMPLING)
+class MessagesBody(ConversationBody):
     """POST /v1/messages. The settings of replies that other addresses take are taken here, too."""
 
     refused: ClassVar[Refusals] = {
@@ -86,23 +81,24 @@ class MessagesBody(ReplyBody):
     tool_choice: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
-    adapters: Annotated[str, Field(min_length=1)] | None = None
-    priority: Annotated[int, Field(gt=-(2**31), lt=2**31), BeforeValidator(as_whole)] | None = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any],
-        BeforeValidator(as_template_kwargs, json_schema_input_type=dict[str, Any] | str | None),
-    ] = Field(default_factory=dict)
 
     @property
     def ignored(self) -> list[str]:
         """The fields that have no meaning here, and the tools that run at Anthropic."""
-        habits = ("context_management", "betas")
+        match (self.model_extra or {}).get("context_management"):
+            case {"edits": list(edits)} if any(edit != _KEEPS_ALL for edit in edits):
+                habits: tuple[str, ...] = ("betas",)
+            case _:
+                habits = ("betas", "context_management")
         hosted = [f"tools[{at}].{tool.type}" for at, tool in enumerate(self.tools or ()) if tool.is_hosted]
         names = [name for name in super().ignored if name not in habits and not name.startswith("tools.")]
         return [*names, *hosted]
 
     def request(self, written: Mapping[str, Any]) -> ChatRequest:
         """Return the request for the chat service. Raises ApiError."""
+        thinking = written.get("thinking")
+        if thinking is not None and not isinstance(thinking, Mapping):
+            raise refuse(f"thinking: must be an object, not {json_type(thinking)}.", "thinking")
         known = self._functions()
         is_deferred = {tool.name for tool in self.tools or () if tool.defer_loading}
         deferred = {name: function for name, function in known.items() if name in is_deferred}
@@ -122,24 +118,12 @@ class MessagesBody(ReplyBody):
             tools=tools,
             deferred_tools=frozenset(conversation.referenced),
             tool_paths=[places[name] for name in offered],
-            fields={
-                **{name: value for name, value in written.items() if name not in ("messages", "system")},
-                "chat_template_kwargs": self.chat_template_kwargs,
-            },
-            template_kwargs=self.chat_template_kwargs,
-            sampling=self.sampling(),
-            adapter=self.adapters,
-            priority=self.priority,
             max_tokens=self.max_tokens,
-            max_repeated_tokens=self.setting("max_repeated_tokens"),
             stop=self.stop_sequences,
             answer_format=self._answer_format(written),
             tool_choice=self._tool_choice(offered),
             parallel_tool_calls=not (self.tool_choice or {}).get("disable_parallel_tool_use"),
-            thinking_budget=self._thinking_budget(written),
-            thinking_budget_message=self.setting(*names_of("thinking_budget_message")),
-            answer_reserve=self.setting("answer_reserve"),
-            background_detection=self.setting("background_detection"),
+            **self.common(written, "messages", "system"),
         )
 
     def omits_thinking(self, written: Mapping[str, Any]) -> bool:
@@ -197,13 +181,3 @@ class MessagesBody(ReplyBody):
                 raise refuse(
                     f'{field} = {excerpt(value)}: send {{"type": "json_schema", "schema": …}}.', field
                 )
-
-    def _thinking_budget(self, written: Mapping[str, Any]) -> int | None:
-        thinking = written.get("thinking")
-        if thinking is not None and not isinstance(thinking, Mapping):
-            raise refuse(f"thinking: must be an object, not {json_type(thinking)}.", "thinking")
-        own = self.setting(*names_of("thinking_budget"))
-        if own is not None:
-            return int(own)
-        budgets = dict(nested_budgets(written, self.chat_template_kwargs))
-        return next(iter(budgets.values()), None)

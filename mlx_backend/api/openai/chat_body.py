@@ -11,8 +11,6 @@ From here on a part is a number, and no other code handles megabytes of base64. 
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -30,16 +28,15 @@ from mlx_backend.api.openai.objects import (
     ResponseFormatInput,
     ToolChoiceInput,
 )
-from mlx_backend.api.reply_fields import accepts, as_whole, names_of, offer
+from mlx_backend.api.reply_fields import ConversationBody, accepts, as_json, as_whole, offer
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
 from mlx_backend.conversation.json_values import excerpt, json_type, unwrapped_schema
 from mlx_backend.conversation.result_media import with_media_as_parts
 from mlx_backend.images import Detail, ImageSource
-from mlx_backend.models.spec import RESERVED_KWARGS
 from mlx_backend.settings import ReasoningFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 
 PART_TYPES = ("image_url", "input_image")
@@ -100,38 +97,6 @@ def _source(part: Mapping[str, Any], where: str) -> ImageSource:
     return ImageSource(where=where, url=url, detail=wanted)
 
 
-def as_template_kwargs(value: Any) -> Any:
-    """Accept further variables for the chat template, also as text, except those the server sets itself."""
-    if value == "":
-        return {}
-    value = _as_json(value, "chat_template_kwargs")
-    if isinstance(value, dict) and (reserved := sorted(RESERVED_KWARGS & value.keys())):
-        raise PydanticCustomError(
-            "chat_template_kwargs", "cannot replace {name}", {"name": ", ".join(reserved)}
-        )
-    return {} if value is None else value
-
-
-def nested_budgets(
-    written: Mapping[str, Any], template_kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, int]]:
-    """Yield the thinking budgets inside other fields. Raises ApiError for what is not a number of tokens."""
-    for outer, inner in (("reasoning", "max_tokens"), ("thinking", "budget_tokens")):
-        holder = written.get(outer)
-        value = holder.get(inner) if isinstance(holder, dict) else None
-        if value is None or value == "":
-            continue
-        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value.strip()):
-            value = int(value)
-        if type(value) is not int or value < 0:
-            name = f"{outer}.{inner}"
-            raise refuse(f"{name}: must be a whole number of tokens from 0 up, not {excerpt(value)}.", name)
-        yield f"{outer}.{inner}", value
-    value = template_kwargs.get("thinking_budget")
-    if type(value) is int and value >= 0:  # some templates read it, and -1 means something to them
-        yield "chat_template_kwargs.thinking_budget", value
-
-
 def as_tool_choice(value: Any) -> Any:
     """Return which tool calls a reply has to make."""
     match value:
@@ -179,16 +144,7 @@ def _schema_format(written: dict[Any, Any], field: str = "response_format") -> A
 
 def as_json_schema(value: Any) -> Any:
     """Accept a schema as text."""
-    return _as_json(value, "json_schema")
-
-
-def _as_json(value: Any, field: str) -> Any:
-    if isinstance(value, str):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            raise PydanticCustomError(field, "is not JSON") from None
-    return value
+    return as_json(value, "json_schema")
 
 
 class Function(Lenient):
@@ -252,12 +208,8 @@ _HARMLESS_OUTPUT_FIELDS = frozenset({"disable_fallback", "disable_any_whitespace
 """How the JSON is laid out, and by which library: any layout is JSON."""
 
 
-@accepts(
-    *names_of("thinking_budget"),
-    *names_of("thinking_budget_message"),
-    *("answer_reserve", "reasoning_format", "background_detection"),
-)
-class ChatBody(GenerationBody):
+@accepts("reasoning_format")
+class ChatBody(ConversationBody, GenerationBody):
     """POST /v1/chat/completions."""
 
     refused: ClassVar[Refusals] = {
@@ -289,10 +241,6 @@ class ChatBody(GenerationBody):
     separate_reasoning: bool | None = None
     output_config: dict[str, Any] | None = None
     user: str | None = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any],
-        BeforeValidator(as_template_kwargs, json_schema_input_type=dict[str, Any] | str | None),
-    ] = Field(default_factory=dict)
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     logprobs: bool | None = None
@@ -325,22 +273,6 @@ class ChatBody(GenerationBody):
         if len(sent) > 1:
             raise refuse(f"{' and '.join(sent)}: an answer can be held to one of them.", list(sent)[1])
         return next(iter(sent.values()), None)
-
-    def _thinking_budget(self) -> int | None:
-        """Return how many tokens may be reasoning, from whichever field was sent."""
-        sent: dict[str, int] = {}
-        for name in names_of("thinking_budget"):
-            if (value := self.setting(name)) is not None:
-                sent[name] = value
-        sent |= nested_budgets(self.model_extra or {}, self.chat_template_kwargs)
-        first = next(iter(sent), "")
-        for other, value in sent.items():
-            if value != sent[first]:
-                text = (
-                    f"{first} is {sent[first]} and {other} is {value}: they mean the same; send one of them."
-                )
-                raise refuse(text, other)
-        return sent.get(first)
 
     def _logprobs(self) -> int | None:
         if self.top_logprobs and not self.logprobs:
@@ -388,17 +320,7 @@ class ChatBody(GenerationBody):
             messages=messages,
             images=images,
             tools=list(tools.values()),
-            # Without the messages: a request lives as long as its reply, and images are megabytes.
-            fields={
-                **{name: value for name, value in written.items() if name != "messages"},
-                "chat_template_kwargs": self.chat_template_kwargs,  # which may have been text
-            },
-            template_kwargs=self.chat_template_kwargs,
-            sampling=self.sampling(),
-            adapter=self.adapters,
-            priority=self.priority,
             max_tokens=self.setting(*LIMIT_NAMES),
-            max_repeated_tokens=self.setting("max_repeated_tokens"),
             stop=self.stop,
             logprobs=self._logprobs(),
             role_mapping=self.role_mapping,
@@ -408,10 +330,7 @@ class ChatBody(GenerationBody):
             continue_last=self.continue_final_message is not False,
             add_generation_prompt=self.add_generation_prompt is not False,
             raw=reasoning_format is ReasoningFormat.RAW,
-            thinking_budget=self._thinking_budget(),
-            thinking_budget_message=self.setting(*names_of("thinking_budget_message")),
-            answer_reserve=self.setting("answer_reserve"),
-            background_detection=self.setting("background_detection"),
+            **self.common(written, "messages"),
         )
 
 

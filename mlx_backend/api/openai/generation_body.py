@@ -8,11 +8,10 @@ from pydantic import BeforeValidator, Field
 
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.fields import Lenient, Refusals, is_empty, is_one_of
-from mlx_backend.api.openai.objects import LogitBiasInput, StopInput
+from mlx_backend.api.openai.objects import StopInput
 from mlx_backend.api.reply_fields import (
     ReplyBody,
     accepts,
-    as_logit_bias,
     as_stop_strings,
     as_whole,
     names_of,
@@ -97,10 +96,6 @@ class GenerationBody(ReplyBody):
     adapters: Annotated[str, Field(min_length=1)] | None = None
     priority: Annotated[int, Field(gt=-(2**31), lt=2**31), BeforeValidator(as_whole)] | None = None
     stop: Annotated[tuple[str, ...], BeforeValidator(as_stop_strings, json_schema_input_type=StopInput)] = ()
-    logit_bias: Annotated[
-        tuple[tuple[int, float], ...],
-        BeforeValidator(as_logit_bias, json_schema_input_type=LogitBiasInput),
-    ] = ()
 
     @property
     def ignored(self) -> list[str]:

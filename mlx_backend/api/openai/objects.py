@@ -125,17 +125,6 @@ class SchemaFormat(TypedDict):
 
 type ResponseFormatInput = TextFormat | SchemaFormat | None
 type StopInput = str | list[str] | None
-type LogitBiasInput = Annotated[
-    dict[str, float] | None,
-    WithJsonSchema(
-        {
-            "type": ["object", "null"],
-            "description": "Token id -> what is added to its logit.",
-            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
-            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-        }
-    ),
-]
 
 type EffortInput = Effort | None
 

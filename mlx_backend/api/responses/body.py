@@ -10,9 +10,9 @@ from pydantic import BeforeValidator, Field
 
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.fields import Lenient, Refusals, is_one_of
-from mlx_backend.api.openai.chat_body import as_answer_format, as_template_kwargs, nested_budgets
+from mlx_backend.api.openai.chat_body import as_answer_format
 from mlx_backend.api.openai.objects import EFFORT_FIELDS
-from mlx_backend.api.reply_fields import Limit, ReplyBody, accepts, as_whole, names_of
+from mlx_backend.api.reply_fields import ConversationBody, Limit, accepts, as_whole
 from mlx_backend.api.responses.items import ItemConversation, resolved
 from mlx_backend.api.responses.objects import ReasoningConfig
 from mlx_backend.api.responses.tools import KnownTool, Tools, parsed_tool
@@ -53,15 +53,8 @@ class ResponseStreamOptions(Lenient):
     include_obfuscation: bool | None = None
 
 
-@accepts(
-    *SAMPLING,
-    "max_repeated_tokens",
-    *names_of("thinking_budget"),
-    *names_of("thinking_budget_message"),
-    "answer_reserve",
-    "background_detection",
-)
-class ResponsesBody(ReplyBody):
+@accepts(*SAMPLING)
+class ResponsesBody(ConversationBody):
     """POST /v1/responses. The settings of replies that other addresses take are taken here, too."""
 
     refused: ClassVar[Refusals] = {
@@ -97,12 +90,6 @@ class ResponsesBody(ReplyBody):
     background: bool | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
-    adapters: Annotated[str, Field(min_length=1)] | None = None
-    priority: Annotated[int, Field(gt=-(2**31), lt=2**31), BeforeValidator(as_whole)] | None = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any],
-        BeforeValidator(as_template_kwargs, json_schema_input_type=dict[str, Any] | str | None),
-    ] = Field(default_factory=dict)
 
     @property
     def ignored(self) -> list[str]:
@@ -110,6 +97,7 @@ class ResponsesBody(ReplyBody):
         unknown = [f"include.{name}" for name in self.include or () if name not in INCLUDES]
         unmeant = {
             "max_tool_calls": self.max_tool_calls,
+            "truncation": "auto" if self.truncation == "auto" else None,
             "text.verbosity": self.text.verbosity if self.text else None,
         }
         names = [name for name, value in unmeant.items() if value is not None]
@@ -139,28 +127,12 @@ class ResponsesBody(ReplyBody):
                 images=conversation.images,
                 tools=usable.functions,
                 tool_paths=usable.paths,
-                fields={
-                    **{
-                        name: value
-                        for name, value in written.items()
-                        if name not in ("input", "instructions")
-                    },
-                    "chat_template_kwargs": self.chat_template_kwargs,
-                },
-                template_kwargs=self.chat_template_kwargs,
-                sampling=self.sampling(),
-                adapter=self.adapters,
-                priority=self.priority,
                 max_tokens=self.max_output_tokens,
-                max_repeated_tokens=self.setting("max_repeated_tokens"),
                 logprobs=self.top_logprobs if self.wants_logprobs else None,
                 answer_format=self._answer_format(),
                 tool_choice=choice,
                 parallel_tool_calls=self.parallel_tool_calls is not False,
-                thinking_budget=self._thinking_budget(),
-                thinking_budget_message=self.setting(*names_of("thinking_budget_message")),
-                answer_reserve=self.setting("answer_reserve"),
-                background_detection=self.setting("background_detection"),
+                **self.common(written, "input", "instructions"),
             ),
             tools,
             items,
@@ -181,14 +153,6 @@ class ResponsesBody(ReplyBody):
     def _answer_format(self) -> AnswerFormat | None:
         found = self.text.format if self.text is not None else None
         return replace(found, field="text.format") if found is not None else None
-
-    def _thinking_budget(self) -> int | None:
-        sent = {name: self.setting(name) for name in names_of("thinking_budget")}
-        sent |= dict(nested_budgets(self.model_extra or {}, self.chat_template_kwargs))
-        values = {name: value for name, value in sent.items() if value is not None}
-        if len(set(values.values())) > 1:
-            raise refuse(f"{' and '.join(values)} say different things: send one of them.", list(values)[1])
-        return next(iter(values.values()), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""POST /v1/responses and its counting twin, and the addresses of what has been stored."""
+"""POST /v1/responses, and POST /v1/responses/input_tokens, which counts what that would be given."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mlx_backend.api.base import JsonAnswer, Operation
-from mlx_backend.api.errors import refuse
 from mlx_backend.api.fields import BodyCall
 from mlx_backend.api.json_text import decode_json
-from mlx_backend.api.openai.base import OpenAIProtocol, with_extra_body
+from mlx_backend.api.openai.base import with_extra_body
 from mlx_backend.api.openai.stream import ChatLogprobs
 from mlx_backend.api.responses import objects
 from mlx_backend.api.responses.body import ResponsesBody, check_reasoning
+from mlx_backend.api.responses.store import StoreProtocol
 from mlx_backend.api.responses.stream import ResponseWriter
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mlx_backend.registry.base import Lease, ModelRegistry
 
 
-class CreateResponse(OpenAIProtocol):
+class CreateResponse(StoreProtocol):
     """Implements `ReplyProtocol`: a conversation of items is answered."""
 
     operation = Operation(
@@ -38,9 +38,6 @@ class CreateResponse(OpenAIProtocol):
         answer=objects.Response,
         event=objects.Event,
     )
-
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
 
     def parse(self, body: bytes) -> CreateResponseCall:
         """Parse a request. Raises ApiError naming the field that is wrong."""
@@ -121,15 +118,12 @@ class CreateResponseCall(BodyCall[ResponsesBody]):
         }
 
 
-class CountInputTokens(OpenAIProtocol):
+class CountInputTokens(StoreProtocol):
     """Implements `JsonProtocol`: how many tokens a request's prompt has."""
 
     operation = Operation(
         summary="Count the tokens of a conversation of items", body=ResponsesBody, answer=objects.InputTokens
     )
-
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
 
     def parse(self, body: bytes) -> CountInputTokensCall:
         """Parse a request. Raises ApiError naming the field that is wrong."""
@@ -156,103 +150,3 @@ class CountInputTokensCall(BodyCall[ResponsesBody]):
         parsed = self.body.request(self.written, self.store, client.name)
         tokens = service.prompt(parsed.chat).tokens
         return JsonAnswer({"object": "response.input_tokens", "input_tokens": len(tokens)})
-
-
-class GetResponse(OpenAIProtocol):
-    """Implements `ResourceProtocol`: a stored response."""
-
-    operation = Operation(summary="Return a stored response", answer=objects.Response)
-
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
-
-    def answer(
-        self, _models: ModelRegistry, arguments: Mapping[str, str], client: QueueClient
-    ) -> dict[str, Any]:
-        """Return the response. Raises ApiError."""
-        if arguments.get("stream") in ("true", "1"):
-            raise refuse("A stored response cannot be streamed again: leave stream out.", "stream")
-        return dict(self._store.get(arguments["response_id"], client.name).response)
-
-
-class DeleteResponse(OpenAIProtocol):
-    """Implements `ResourceProtocol`: a stored response is forgotten."""
-
-    operation = Operation(summary="Forget a stored response", answer=objects.DeletedResponse)
-
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
-
-    def answer(
-        self, _models: ModelRegistry, arguments: Mapping[str, str], client: QueueClient
-    ) -> dict[str, Any]:
-        """Forget it. Raises ApiError."""
-        identifier = arguments["response_id"]
-        self._store.delete(identifier, client.name)
-        return {"id": identifier, "object": "response", "deleted": True}
-
-
-class CancelResponse(OpenAIProtocol):
-    """Implements `ResourceProtocol`: only a response in the background could be cancelled, and there are none."""
-
-    operation = Operation(summary="Cancel a response in the background", answer=objects.Response)
-
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
-
-    def answer(
-        self, _models: ModelRegistry, arguments: Mapping[str, str], client: QueueClient
-    ) -> dict[str, Any]:
-        """Refuse it. Raises ApiError."""
-        self._store.get(arguments["response_id"], client.name)
-        raise refuse(
-            "This response is complete: only one in the background could be cancelled. To end one that is being "
-            "generated, close its connection.",
-            "response_id",
-        )
-
-
-class ListInputItems(OpenAIProtocol):
-    """Implements `ResourceProtocol`: what a stored response was given."""
-
-    operation = Operation(summary="List the items that a stored response was given", answer=objects.ItemList)
-
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
-
-    def answer(
-        self, _models: ModelRegistry, arguments: Mapping[str, str], client: QueueClient
-    ) -> dict[str, Any]:
-        """Return a page of them, the newest first unless asked otherwise. Raises ApiError."""
-        identifier = arguments["response_id"]
-        stored = self._store.get(identifier, client.name)
-        given = [] if stored.previous is None else stored.previous.conversation()
-        items = [
-            {"type": "message", **item, "id": item.get("id") or f"item_{at}_{identifier}"}
-            for at, item in enumerate((*given, *stored.input))
-        ]
-        return page(items, arguments)
-
-
-def page(items: list[dict[str, Any]], arguments: Mapping[str, str]) -> dict[str, Any]:
-    """Return a page of a list: `limit` items (1 to 100) in an `order`, those that follow `after`."""
-    limit, order, after = arguments.get("limit", "20"), arguments.get("order", "desc"), arguments.get("after")
-    if not limit.isdecimal() or not 1 <= int(limit) <= 100:
-        raise refuse(f"limit = {limit}: must be a whole number from 1 to 100.", "limit")
-    if order not in ("asc", "desc"):
-        raise refuse(f"order = {order}: must be asc or desc.", "order")
-    if order == "desc":
-        items = items[::-1]
-    if after is not None:
-        ids = [item["id"] for item in items]
-        if after not in ids:
-            raise refuse(f"after = {after}: there is no such item in this response.", "after")
-        items = items[ids.index(after) + 1 :]
-    shown = items[: int(limit)]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(items) > len(shown),
-    }

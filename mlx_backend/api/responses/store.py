@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.errors import ApiError
+from mlx_backend.api.openai.base import OpenAIProtocol
 from mlx_backend.byte_cache import ByteCache, CacheBudget
 from mlx_backend.conversation.json_values import excerpt
 
@@ -102,3 +103,10 @@ class ResponseStore:
 def _items(stored: StoredResponse) -> Iterator[Mapping[str, Any]]:
     yield from stored.response["output"]
     yield from stored.input
+
+
+class StoreProtocol(OpenAIProtocol):
+    """The base of the protocols that look into the store."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store

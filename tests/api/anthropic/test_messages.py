@@ -303,6 +303,7 @@ def test_the_models_are_listed_in_the_shape_of_who_asks(client: Client) -> None:
         ({"output_config": {"effort": "enormous"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     ],
 )

@@ -98,7 +98,7 @@ def without_ids(value: Any) -> Any:
 
 
 def test_an_answer_is_a_reasoning_item_and_a_message(client: Client) -> None:
-    body = created(client, reasoning={"effort": "high"})
+    body = created(client, reasoning={"effort": "high"}, logit_bias={"5": -100})
     reasoning, message = body["output"]
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "Capital of France."}]
     assert reasoning["summary"] == []
@@ -224,6 +224,8 @@ def test_a_stored_response_is_read_listed_and_deleted(client: Client) -> None:
         *("message", "reasoning", "message"),
         *("message", "message", "reasoning", "function_call", "function_call_output"),
     ]
+    for wrong in ("limit=0", "limit=" + "9" * 5000, "order=up", "after=x"):
+        assert client.get(f"{path}/input_items?{wrong}").status_code == 400
     assert client.post(f"{path}/cancel").status_code == 400
     assert client.delete(path).get_json() == {"id": body["id"], "object": "response", "deleted": True}
     assert client.get(path).status_code == 404
@@ -283,6 +285,7 @@ def test_a_response_that_is_cut_is_incomplete_and_its_call_is_none(client: Clien
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
         (
             {"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"}}]},
             "tools[0].format.definition",

@@ -1,6 +1,5 @@
 """What is run when a model is loaded: its speed and its working memory, and on a GPU what is slow the first time."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def test_a_warm_up_leaves_nothing_behind_and_changes_no_reply(
     assert "to warm up" not in caplog.text
     with engine_and_batch(folder, warm_up_seconds=60, context_length=512) as (engine, batch):
         while engine.status().detail:
-            time.sleep(0.01)
+            pass
         assert batch.steps > 0
         assert not batch.sequences
         assert len(batch.runtime.prefix_store.prefixes) == 0
@@ -109,7 +108,7 @@ def test_the_working_memory_of_long_chunks_is_foreseen_on_a_gpu(
     monkeypatch.setattr("mlx_backend.engine.mlx.runtime.prepares_for_lengths", lambda: True)
     with engine_and_batch(folder) as (engine, batch):
         while engine.status().detail:
-            time.sleep(0.01)
+            pass
         runtime = batch.runtime
         cost = runtime.chunk_cost
         assert cost.rate > 0
