@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vision demo test test-dify fuzz soak check format plugin debug bench matrix mac-report models docs lock clean
+.PHONY: help setup vision demo test test-dify test-clients fuzz soak check format plugin debug bench matrix mac-report models docs lock clean
 
 # $(call python_below,15): the Python to use, of 3.12 or newer but below 3.15: the one that PYTHON names, or the first found.
 python_below = $(shell for p in $(or $(PYTHON),python3.12 python3.13 python3.14 python3); do \
@@ -54,8 +54,8 @@ $(VENV)/.ready-dev: $(VENV)/.ready $(VENV)/.vision
 demo: $(VENV)/.vision ## server, models and plugin together, driven as Dify drives them (ARGS=--once: stop afterwards)
 	@$(RUN) tests/e2e/tour.py $(ARGS)
 
-test: $(VENV)/.ready-dev check ## the checks, and all tests except those on Dify's workflow engine
-	$(RUN) -m pytest tests --ignore=tests/provider --ignore=tests/graphon -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+test: $(VENV)/.ready-dev check ## the checks, and all tests except those on Dify's workflow engine and with real clients
+	$(RUN) -m pytest tests --ignore=tests/provider --ignore=tests/graphon --ignore=tests/clients -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 	$(RUN) -m pytest tests/provider $(ARGS)
 
 test-dify: $(VENV_DIFY)/.ready $(VENV)/.ready-dev ## chatflows on Dify's own workflow engine (installs it: 55 MB)
@@ -70,6 +70,18 @@ $(VENV_DIFY)/.ready: tests/graphon/requirements.txt
 	@$(call python_below,14) -m venv $(VENV_DIFY)
 	@$(VENV_DIFY)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $< || { \
 		echo "Dify's workflow engine could not be installed; pip says why above. Nothing was tested on it."; exit 1; }
+	@touch $@
+
+test-clients: .clients/.ready $(VENV)/.ready-dev ## tasks of the real coding agents, offline (needs npm; installs them into .clients: 1.2 GB)
+	$(RUN) tests/clients/offline.py -m pytest tests/clients -n auto --maxprocesses 4 $(ARGS)
+
+# At the versions of the lock file. Their program for this machine, and a Node that fits, are fetched by their own scripts.
+.clients/.ready: tests/clients/package.json tests/clients/package-lock.json
+	@echo "Installing the real clients into .clients (once; a minute or two) …"
+	@mkdir -p .clients && cp tests/clients/package.json tests/clients/package-lock.json .clients/
+	@npm ci --prefix .clients --no-audit --no-fund --loglevel=error || { \
+		echo "The clients could not be installed; npm says why above. Nothing was tested with them."; exit 1; }
+	@for client in claude codex opencode; do PATH="$(CURDIR)/.clients/node_modules/.bin:$$PATH" $$client --version || exit 1; done
 	@touch $@
 
 fuzz: $(VENV)/.ready-dev ## requests, replies, histories and schemas drawn at random, for MINUTES=10 or until something fails
@@ -123,4 +135,4 @@ lock: $(VENV)/.ready-dev ## write requirements.lock anew (ARGS=--upgrade: with t
 	$(RUN) .ci/lock.py $(ARGS)
 
 clean: ## remove what the other commands made
-	rm -rf $(VENV) $(VENV_DIFY) dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV_DIFY) .clients dist build .mypy_cache .ruff_cache .pytest_cache

@@ -83,13 +83,13 @@ class RunningServer:
 
 
 @contextmanager
-def running(engine: Engine, **chosen: Any) -> Iterator[RunningServer]:
+def running(engine: Engine, *, app_type: type[App] = App, **chosen: Any) -> Iterator[RunningServer]:
     """Serve the engine with these settings; stop both at the end."""
     # One thread for each request that may wait: few, since every test starts them all.
     settings = Settings(port=0, **{"temperature": 0.0, "max_queue": 64, **chosen})
     service = Service(engine, ModelSettings.of(server=settings), images=image_loader(settings))
     try:
-        with served(SingleModelRegistry(service), settings) as server:
+        with served(SingleModelRegistry(service), settings, app_type=app_type) as server:
             yield server
     finally:
         engine.stop()
@@ -102,10 +102,11 @@ def served(
     limits: ConnectionLimits | None = None,
     *,
     send_buffer: int | None = None,
+    app_type: type[App] = App,
 ) -> Iterator[RunningServer]:
     """Serve these models inside the block; `send_buffer` is how many bytes the system takes for a slow client."""
     limits = limits or ConnectionLimits(max_body_bytes=settings.max_received_bytes)
-    app = App(models, settings)
+    app = app_type(models, settings)
     server = Server(settings.host, settings.port, app, requests=settings.max_requests, limits=limits)
     server.shutdown_seconds = 5
     server.check_seconds = 0.02  # so that short limits of tests hold

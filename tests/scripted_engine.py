@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.engine.base import Progress, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelInfo
 from mlx_backend.engine.images import ImageMarkup, ImageSupport, PreparedImage
@@ -233,10 +234,16 @@ class ScriptedImageProcessor:
 
 @dataclass(slots=True, eq=False)
 class ScriptedRequest:
-    """A request that the engine has started. `ended` is set when it has ended; `cancelled` too if it was cancelled."""
+    """A request that the engine has started. `ended` is set when it has ended; `cancelled` too if it was cancelled.
+
+    `written` are the reply's tokens so far; `repeated` is how many of the prompt's first tokens an earlier request had,
+    in its prompt and reply together: what a prefix cache that forgets nothing would have of it.
+    """
 
     request: GenerationRequest
     prompt: str
+    repeated: int = 0
+    written: list[int] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -259,12 +266,15 @@ class _TranscriptPlayback:
     def _replay(self, transcript: Transcript, tokenizer: ScriptedTokenizer) -> Iterator[Outcome]:
         request = self.started.request
         total = len(request.prompt)
+        if self.started.repeated:
+            yield Progress(self.started.repeated, total, self.started.repeated)
         for chunk in range(1, transcript.prefill + 1):
-            yield Progress(total * chunk // transcript.prefill, total)
+            yield Progress(total * chunk // transcript.prefill, total, self.started.repeated)
         characters = codecs.getincrementaldecoder("utf-8")("replace")
         tokens = tokenizer.encode(transcript.text, control_tokens=True)
         for count, token in enumerate(_constrained(tokens, request.constraint), 1):
             text = tokenizer.special_tokens.get(token) or characters.decode(tokenizer.bytes_of(token))
+            self.started.written.append(token)
             yield TokenDelta(token, text)
             if text in END_MARKERS:
                 break
@@ -315,9 +325,15 @@ def _lowest(mask: Sequence[int]) -> int:
 
 class _ScriptedBatch:
     def __init__(
-        self, info: ModelInfo, tokenizer: ScriptedTokenizer, scripts: Callable[[str], Script]
+        self,
+        info: ModelInfo,
+        tokenizer: ScriptedTokenizer,
+        scripts: Callable[[str], Script],
+        *,
+        caches: bool,
     ) -> None:
         self._info = info
+        self._caches = caches
         self._tokenizer = tokenizer
         self._scripts = scripts
         self._playing: dict[int, _TranscriptPlayback] = {}
@@ -332,11 +348,17 @@ class _ScriptedBatch:
         return True
 
     def insert(self, key: int, request: GenerationRequest) -> None:
-        started = ScriptedRequest(request, self._tokenizer.decode(request.prompt))
+        repeated = self._repeated(tuple(request.prompt)) if self._caches else 0
+        started = ScriptedRequest(request, self._tokenizer.decode(request.prompt), repeated)
         self.started.append(started)
         script = self._scripts(started.prompt)
         transcript = Transcript(text=script) if isinstance(script, str) else script
         self._playing[key] = _TranscriptPlayback(started, transcript, self._tokenizer)
+
+    def _repeated(self, prompt: tuple[int, ...]) -> int:
+        """How much of it is cached: all but its last token, which has to be computed, at the most."""
+        earlier = ((*other.request.prompt, *other.written) for other in self.started)
+        return min(max((common_prefix_length(prompt, each) for each in earlier), default=0), len(prompt) - 1)
 
     def ready(self) -> bool:
         return self.permits is None or self.permits.acquire(blocking=False)
@@ -368,6 +390,7 @@ class ScriptedEngine(Engine):
     `transcripts` is a list, the next one for each request, or a function from the prompt's text to one. A `tokenizer`
     stands for the one that `markers` and `chat_template` would make. Without an `image_processor` it sees no images;
     `image_support` says why.
+    With `caches` it reports as cached what a request repeats of earlier ones.
     With `gated` the engine takes no steps by itself: `advance` allows a number of them, each of one token for every
     running request.
     """
@@ -383,6 +406,7 @@ class ScriptedEngine(Engine):
         tokenizer: ScriptedTokenizer | None = None,
         image_processor: ImageProcessor | None = None,
         image_support: ImageSupport = ImageSupport.NONE,
+        caches: bool = False,
         gated: bool = False,
         max_concurrent: int = 32,
         max_waiting: int = 256,
@@ -395,7 +419,7 @@ class ScriptedEngine(Engine):
             image_processor=image_processor,
             image_support=image_support if image_processor is None else ImageSupport.AVAILABLE,
         )
-        self._batch = _ScriptedBatch(info, tokenizer, _as_function(transcripts))
+        self._batch = _ScriptedBatch(info, tokenizer, _as_function(transcripts), caches=caches)
         if gated:
             self._batch.permits = threading.Semaphore(0)
         self.warmups: list[Callable[[], PromptStart]] = []
