@@ -87,7 +87,15 @@ def all_routes() -> list[Route]:
                 ResourceHandler(ListModels(started)),
             ),
         ),
-        ("GET", "/models/<path:name>", ResourceHandler(GetModel(started))),
+        (
+            "GET",
+            "/models/<path:name>",
+            HeaderHandler(
+                "anthropic-version",
+                ResourceHandler(anthropic.GetModelInfo(started)),
+                ResourceHandler(GetModel(started)),
+            ),
+        ),
         ("POST", "/models/<path:name>/load", LoadHandler(LoadModel())),
         ("POST", "/models/<path:name>/unload", ResourceHandler(UnloadModel())),
         ("POST", "/tokenize", JsonHandler(Tokenize())),
@@ -161,13 +169,13 @@ class App:
                 response = self._cors.preflight(request, urls.allowed_methods())
             else:
                 route, arguments = self._match(request, urls)
-                errors = route.handler
+                errors = handler = _handler_for(request, route)
                 self._check_access(request, route, client)
                 if request.method == "POST":
                     stack.callback(self.in_flight.begin(client.share))
                     if client.key is not None:
                         self._rate_limits.admit(client.key)
-                response = route.handler.handle(request, self._backend(record), arguments)
+                response = handler.handle(request, self._backend(record), arguments)
         except Exception as error:
             explained = as_api_error(error, is_draining=self.in_flight.is_draining)
             # They refer to what was being done, the request's body with it, and what was being done to them.
@@ -221,6 +229,10 @@ class App:
             self._metrics,
             record,
         )
+
+
+def _handler_for(request: Request, route: Route) -> Handler:
+    return route.handler.chosen(request) if isinstance(route.handler, HeaderHandler) else route.handler
 
 
 def _error_response(errors: Errors, error: ApiError) -> Response:

@@ -204,10 +204,13 @@ class HeaderHandler:
         self.error, self.status, self.error_type = not_sent.error, not_sent.status, not_sent.error_type
         self.operation = not_sent.operation
 
+    def chosen(self, request: Request) -> Handler:
+        """Return the handler of the API that the client speaks; errors are written as it writes them, too."""
+        return self._sent if self._header in request.headers else self._not_sent
+
     def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
-        """Answer as the API does that the client speaks."""
-        handler = self._sent if self._header in request.headers else self._not_sent
-        return handler.handle(request, backend, arguments)
+        """Answer as that API does."""
+        return self.chosen(request).handle(request, backend, arguments)
 
 
 class LoadHandler(ResourceHandler):

@@ -11,9 +11,11 @@ from mlx_backend.api.anthropic.base import AnthropicProtocol
 from mlx_backend.api.anthropic.body import MessagesBody
 from mlx_backend.api.anthropic.stream import MessageWriter
 from mlx_backend.api.base import JsonAnswer, Operation
+from mlx_backend.api.errors import ApiError
 from mlx_backend.api.fields import BodyCall
 from mlx_backend.api.json_text import decode_json
 from mlx_backend.api.openai.models import description_of
+from mlx_backend.conversation.json_values import excerpt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.reply_group import ReplyGroup
     from mlx_backend.chat.service import Service
     from mlx_backend.engine.base import QueueClient
-    from mlx_backend.registry.base import Lease, ModelRegistry
+    from mlx_backend.registry.base import Lease, ModelRegistry, ModelStatus
 
 
 class Messages(AnthropicProtocol):
@@ -92,30 +94,53 @@ class CountTokensCall(BodyCall[MessagesBody]):
         return JsonAnswer({"input_tokens": len(service.prompt(self.body.request(self.written)).tokens)})
 
 
-class ListModelInfos(AnthropicProtocol):
-    """Implements `ResourceProtocol`: the language models that can be served, each once for every name it has."""
-
-    operation = Operation(summary="List the models", answer=objects.ModelPage)
+class _ModelProtocol(AnthropicProtocol):
+    """What the addresses of models share."""
 
     def __init__(self, created: int) -> None:
         self._created = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
+
+    def _infos(self, models: ModelRegistry, status: ModelStatus) -> list[dict[str, Any]]:
+        """Describe a language model under each of its names; any other is not described."""
+        description = description_of(models, status.name)
+        if description.kind != "llm":
+            return []
+        context = {"max_input_tokens": description.context_length} if description.context_length else {}
+        return [
+            {"type": "model", "id": name, "display_name": name, "created_at": self._created, **context}
+            for name in (status.name, *status.aliases)
+        ]
+
+
+class ListModelInfos(_ModelProtocol):
+    """Implements `ResourceProtocol`: the language models that can be served, each once for every name it has."""
+
+    operation = Operation(summary="List the models", answer=objects.ModelPage)
 
     def answer(
         self, models: ModelRegistry, _arguments: Mapping[str, str], _client: QueueClient
     ) -> dict[str, Any]:
         """Return the list, all of it in one page."""
-        data = []
-        for status in models.statuses():
-            description = description_of(models, status.name)
-            if description.kind != "llm":
-                continue
-            context = description.context_length
-            for name in (status.name, *status.aliases):
-                found = {"type": "model", "id": name, "display_name": name, "created_at": self._created}
-                data.append({**found, **({"max_input_tokens": context} if context else {})})
+        data = [info for status in models.statuses() for info in self._infos(models, status)]
         return {
             "data": data,
             "first_id": data[0]["id"] if data else None,
             "last_id": data[-1]["id"] if data else None,
             "has_more": False,
         }
+
+
+class GetModelInfo(_ModelProtocol):
+    """Implements `ResourceProtocol`: one language model, by any of its names."""
+
+    operation = Operation(summary="Describe a model", answer=objects.AnthropicModel)
+
+    def answer(
+        self, models: ModelRegistry, arguments: Mapping[str, str], _client: QueueClient
+    ) -> dict[str, Any]:
+        """Return the model's object. Raises UnknownModel or ModelNotAllowed."""
+        name = arguments["name"]
+        infos = self._infos(models, models.status(name))
+        if not infos:
+            raise ApiError(404, f"{excerpt(name)} is no language model.", param="model")
+        return {**infos[0], "id": name, "display_name": name}

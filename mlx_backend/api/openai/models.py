@@ -1,4 +1,4 @@
-"""GET /v1/models: OpenAI's list, with the fields that other servers have added to its objects.
+"""GET /v1/models: OpenAI's list, with the fields that other servers have added to its objects, and Codex's next to it.
 
 What is not known is left out; `created`, in seconds since 1970, is when the server was started. Knows what the registry
 says of a model; nothing of HTTP.
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.base import Operation
 from mlx_backend.api.openai.base import OpenAIProtocol
+from mlx_backend.api.openai.codex_models import codex_model, levels
 from mlx_backend.api.openai.objects import Loading, ModelList, ModelObject
-from mlx_backend.conversation.effort import Effort
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.registry.errors import ModelError
 
@@ -53,15 +53,6 @@ def page_info(description: ModelDescription) -> dict[str, Any] | None:
 
 
 OWNER = "mlx-backend"
-_LEVELS: Mapping[Effort, str] = {
-    Effort.NONE: "Answers at once",
-    Effort.MINIMAL: "Reasons as little as it can",
-    Effort.LOW: "Reasons briefly",
-    Effort.MEDIUM: "Reasons for a while",
-    Effort.HIGH: "Reasons at length",
-    Effort.XHIGH: "Reasons very long",
-    Effort.MAX: "Reasons as long as it can",
-}
 
 
 class ListModels(OpenAIProtocol):
@@ -78,16 +69,20 @@ class ListModels(OpenAIProtocol):
     ) -> dict[str, Any]:
         """Return the list."""
         data: list[dict[str, Any]] = []
+        codex: list[dict[str, Any]] = []
         for status in models.statuses():
             described = description_of(models, status.name)
-            data += [
-                model_object(status, described, self._created, alias=alias)
-                for alias in (None, *status.aliases)
+            names: list[tuple[str | None, ModelDescription]] = [
+                (alias, described) for alias in (None, *status.aliases)
             ]
             for effort in described.efforts if described.lists_efforts else ():
-                chosen = replace(described, default_effort=effort)
-                data.append(model_object(status, chosen, self._created, alias=f"{status.name}:{effort}"))
-        return {"object": "list", "data": data}
+                names.append((f"{status.name}:{effort}", replace(described, default_effort=effort)))
+            for alias, each in names:
+                data.append(model_object(status, each, self._created, alias=alias))
+                if each.kind == "llm":
+                    name = alias or status.name
+                    codex.append(codex_model(name, each, len(codex), is_listed=each is described))
+        return {"object": "list", "data": data, "models": codex}
 
 
 class GetModel(OpenAIProtocol):
@@ -164,10 +159,7 @@ def model_object(
         }
         if description.effort_budgets:
             described["reasoning"]["budgets"] = dict(description.effort_budgets)
-        # As Codex reads them from a catalogue of models.
-        described["supported_reasoning_levels"] = [
-            {"effort": effort, "description": _level(description, effort)} for effort in description.efforts
-        ]
+        described["supported_reasoning_levels"] = levels(description)
         described["default_reasoning_level"] = description.default_effort
     if description.kind == "llm":
         described["sampling_defaults"] = dict(description.sampling)
@@ -182,11 +174,6 @@ def model_object(
     if (info := page_info(description)) is not None:
         described["info"] = info
     return described
-
-
-def _level(description: ModelDescription, effort: Effort) -> str:
-    budget = description.effort_budgets.get(effort)
-    return _LEVELS[effort] if budget is None else f"{_LEVELS[effort]}: at most {budget:,} tokens"
 
 
 def description_of(models: ModelRegistry, name: str) -> ModelDescription:

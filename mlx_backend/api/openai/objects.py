@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, GetJsonSchemaHandler, TypeAdapter, WithJ
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from mlx_backend.api.openai.codex_models import CodexModel, LevelObject
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.events import FinishReason
 from mlx_backend.conversation.history import ROLES
@@ -506,13 +507,6 @@ class EffortsObject(TypedDict):
     budgets: NotRequired[dict[Effort, int]]
 
 
-class LevelObject(TypedDict):
-    """An effort, as Codex reads it."""
-
-    effort: Effort
-    description: str
-
-
 class DialectObject(TypedDict):
     """The family whose way of writing a model has, and what told it."""
 
@@ -551,6 +545,7 @@ class ModelList(TypedDict):
 
     object: Literal["list"]
     data: list[ModelObject]
+    models: list[CodexModel]
 
 
 class Loading(TypedDict):
