@@ -218,5 +218,5 @@ class ReplyLog:
 
 def header_safe(fields: Sequence[str]) -> str:
     """Write field names so that they fit in a header: they come from the client, so not every character may pass."""
-    clean = [re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:64] for name in fields[:32]]
+    clean = [re.sub(r"[^\w.\[\]-]", "?", name, flags=re.ASCII)[:64] for name in fields[:32]]
     return ", ".join(clean)

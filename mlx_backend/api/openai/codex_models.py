@@ -83,7 +83,7 @@ class CodexModel(TypedDict):
     priority: int
     base_instructions: str
     supports_reasoning_summaries: bool
-    default_reasoning_summary: Literal["none"]
+    default_reasoning_summary: Literal["auto"]
     support_verbosity: bool
     default_verbosity: None
     apply_patch_tool_type: Literal["freeform"] | None
@@ -117,7 +117,7 @@ def codex_model(
         "priority": priority,
         "base_instructions": _INSTRUCTIONS.format(editing=_BY_TOOL if is_held else _BY_COMMAND),
         "supports_reasoning_summaries": bool(description.efforts),  # without it no effort is sent
-        "default_reasoning_summary": "none",
+        "default_reasoning_summary": "auto",  # people see what it thinks
         "support_verbosity": False,
         "default_verbosity": None,
         "apply_patch_tool_type": "freeform" if is_held else None,

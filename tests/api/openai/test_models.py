@@ -12,6 +12,7 @@ from running_server import RunningServer, running, served
 from scripted_engine import HARMONY_TEMPLATE, ScriptedEngine
 from scripted_server import client_of
 
+from mlx_backend.api.openai.codex_models import codex_model
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
 from mlx_backend.constraints.vocabulary import Vocabulary
@@ -20,6 +21,7 @@ from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError
+from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelDefaults, ModelSpec
 from mlx_backend.registry import config_file
@@ -409,3 +411,54 @@ def test_the_model_is_listed(path: str) -> None:
         assert client.get(f"{path}/scripted").get_json() == model
         assert client.get(f"{path}/other").status_code == 404
         assert client.head(path).status_code == 200
+
+
+def test_codex_reads_the_same_document(factory: EngineFactory, tmp_path: Path) -> None:
+    with serving(factory, tmp_path) as server:
+        (tmp_path / "large" / "chat_template.jinja").write_text(HARMONY_TEMPLATE)
+        (tmp_path / "large" / "config.json").write_text('{"max_position_embeddings": 50000}')
+        _, listed = server.call("/v1/models?client_version=0.169.0")
+        assert [model["slug"] for model in listed["models"]] == [model["id"] for model in listed["data"]]
+        assert [model["priority"] for model in listed["models"]] == [0, 1, 2]
+        small, alias, large = listed["models"]
+        assert alias == small | {"slug": "gpt-4o", "display_name": "gpt-4o", "priority": 1}
+        assert (large["context_window"], large["truncation_policy"]["limit"]) == (50_000, 5_000)
+        assert large["default_reasoning_level"] == "high"
+        assert large["supported_reasoning_levels"][0] == {"effort": "none", "description": "Answers at once"}
+        assert large["supports_reasoning_summaries"], "or Codex sends no effort"
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "kind", "by_parallel_calls", "modalities", "taught"),
+    [
+        (("tools", "tool_choice", "vision"), "freeform", True, ["text", "image"], "`apply_patch` tool"),
+        (("tools",), None, True, ["text"], "apply_patch <<'EOF'"),
+        ((), None, False, ["text"], "apply_patch <<'EOF'"),
+    ],
+)
+def test_codex_edits_by_a_tool_with_a_grammar_where_calls_are_held_to_it_and_by_a_command_elsewhere(
+    capabilities: tuple[str, ...],
+    kind: str | None,
+    by_parallel_calls: bool,
+    modalities: list[str],
+    taught: str,
+) -> None:
+    model = codex_model("m", ModelDescription(capabilities=capabilities), 0)
+    assert model["apply_patch_tool_type"] == kind
+    assert model["supports_parallel_tool_calls"] is by_parallel_calls
+    assert model["input_modalities"] == modalities
+    assert taught in model["base_instructions"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/scripted", "/v1/models/nothing"])
+def test_clients_of_anthropic_get_its_shapes_by_their_header_in_errors_too(path: str) -> None:
+    client = client_of(ScriptedEngine(["unused"]), api_key="secret")
+    version = {"anthropic-version": "2023-06-01"}
+    refused = client.get(path, headers=version).get_json()
+    assert (refused["type"], refused["error"]["type"]) == ("error", "authentication_error")
+    answer = client.get(path, headers=version | {"x-api-key": "secret"}).get_json()
+    found = answer["data"][0] if "data" in answer else answer
+    assert found["type"] == ("error" if path.endswith("nothing") else "model")
+    assert (
+        "object" in client.get(path, headers={"x-api-key": "secret"}).get_json() or found["type"] == "error"
+    )
