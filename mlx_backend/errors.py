@@ -57,13 +57,21 @@ class EngineError(Exception):
 class EngineRefused(EngineError):
     """This request cannot be run (bad token id, too long …); other requests are not affected.
 
-    `field` names the field of the `GenerationRequest` that is wrong, if it is a single one; `code` is for programs.
+    `field` names the field of the `GenerationRequest` that is wrong, if it is a single one; `code` and `numbers` are
+    for programs.
     """
 
-    def __init__(self, message: str, field: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        field: str | None = None,
+        code: str | None = None,
+        numbers: Mapping[str, int] | None = None,
+    ) -> None:
         super().__init__(message)
         self.field = field
         self.code = code
+        self.numbers = numbers
 
 
 class EngineBusy(EngineError):

@@ -140,7 +140,8 @@ def as_api_error(error: Exception) -> ApiError:
         case ReplySuperseded():
             return ApiError(409, str(error), code=SUPERSEDED)
         case EngineRefused():
-            return refuse(str(error), _REQUEST_FIELDS.get(error.field, error.field), error.code)
+            field = _REQUEST_FIELDS.get(error.field, error.field)
+            return ApiError(400, str(error), param=field, code=error.code, numbers=error.numbers)
         case EngineBusy():
             return unavailable(error.retry_after, str(error), "queue_full")
         case EngineFailed():

@@ -137,6 +137,7 @@ class KVCacheBudget:
                 f"together. Ask for {fewer}, or raise the memory limit: now the maximum context length is {fitting} "
                 "tokens.",
                 code=CONTEXT_LENGTH_EXCEEDED,
+                numbers={"prompt_tokens": tokens, "max_model_len": fitting},
             )
         raise EngineBusy(
             f"{subject} would need {format_bytes(needed)} of memory for {purpose}; other models' work leaves "

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.api import json_text
 from mlx_backend.api.anthropic.objects import AnthropicError
+from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED
 
 if TYPE_CHECKING:
     from mlx_backend.api.errors import ApiError
@@ -33,8 +34,10 @@ def status_of(error: ApiError) -> int:
 def error_object(error: ApiError) -> AnthropicError:
     """Build `{"type": "error", "error": {type, message}}`. The API has no field for the place: the message names it."""
     message = error.message
-    if error.code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"  # by these words a client knows that it has to compact
+    if error.code == CONTEXT_LENGTH_EXCEEDED:
+        # By these words a client knows that it has to compact, and by how much.
+        tokens, context = error.numbers["prompt_tokens"], error.numbers["max_model_len"]
+        message = f"prompt is too long: {tokens} tokens > {min(context, tokens - 1)} maximum. {message}"
     if error.param and error.param not in message:
         message = f"{error.param}: {message}"
     status = status_of(error)

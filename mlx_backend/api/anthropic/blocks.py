@@ -47,15 +47,15 @@ def system_text(system: str | Sequence[Any] | None, where: str = "system") -> st
 class BlockConversation:
     """The messages of a conversation and its images; `add` messages in their order.
 
-    `deferred` are the definitions of tools that the prompt's head does not have, by name; `referenced` those of them
-    that the conversation names.
+    `tools` are the definitions of the request's tools by name, and `referenced` the names of those of them that are
+    defined in the conversation.
     """
 
-    def __init__(self, deferred: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
         self.messages: list[dict[str, Any]] = []
         self.images: list[ImageSource] = []
         self.referenced: set[str] = set()
-        self._deferred = deferred
+        self._tools = tools
 
     def add(self, message: Any, where: str) -> None:
         """Add a message. Raises the ApiError that says what is wrong with it; `where` is its path."""
@@ -158,10 +158,10 @@ class BlockConversation:
 
     def _reference(self, block: Mapping[str, Any], where: str) -> str:
         name = _text(block, "tool_name", where)
-        definition = self._deferred.get(name)
+        definition = self._tools.get(name)
         if definition is None:
             raise refuse(
-                f"{where}.tool_name: there is no tool {excerpt(name)} with defer_loading in this request's tools.",
+                f"{where}.tool_name = {excerpt(name)}: there is no such tool in this request's tools.",
                 f"{where}.tool_name",
             )
         self.referenced.add(name)

@@ -100,9 +100,8 @@ class MessagesBody(ConversationBody):
         if thinking is not None and not isinstance(thinking, Mapping):
             raise refuse(f"thinking: must be an object, not {json_type(thinking)}.", "thinking")
         known = self._functions()
-        is_deferred = {tool.name for tool in self.tools or () if tool.defer_loading}
-        deferred = {name: function for name, function in known.items() if name in is_deferred}
-        conversation = BlockConversation(deferred)
+        deferred = {tool.name for tool in self.tools or () if tool.defer_loading}
+        conversation = BlockConversation(known)
         if system := system_text(self.system):
             conversation.messages.append({"role": "system", "content": system})
         for at, message in enumerate(self.messages):
@@ -116,7 +115,7 @@ class MessagesBody(ConversationBody):
             messages=with_media_as_parts(conversation.messages),
             images=conversation.images,
             tools=tools,
-            deferred_tools=frozenset(conversation.referenced),
+            deferred_tools=frozenset(conversation.referenced & deferred),
             tool_paths=[places[name] for name in offered],
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,

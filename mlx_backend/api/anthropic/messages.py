@@ -59,7 +59,8 @@ class MessagesCall(BodyCall[MessagesBody]):
         """Start the reply."""
         reply = service.chat(self.body.request(self.written), client)
         omits = self.body.omits_thinking(self.written)
-        return reply, MessageWriter(service.model_id, reply, omits_thinking=omits)
+        context_length = service.engine.context_length
+        return reply, MessageWriter(service.model_id, reply, context_length, omits_thinking=omits)
 
 
 class CountTokens(AnthropicProtocol):

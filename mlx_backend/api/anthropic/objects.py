@@ -8,7 +8,7 @@ from mlx_backend.api.openai.objects import OutputConfigInput, ThinkingInput
 class ThinkingConfig(ThinkingInput, total=False):
     """How much is reasoned, and whether that is shown."""
 
-    display: Literal["summarized", "omitted", "updates"]
+    display: Literal["summarized", "omitted", "updates", "highlights"]
 
 
 class JSONOutput(TypedDict):
@@ -63,7 +63,9 @@ class ToolUseBlock(TypedDict):
 
 
 type ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
-type StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+type StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
 
 
 class ThinkingTokens(TypedDict):
@@ -141,12 +143,20 @@ class MessageDelta(TypedDict):
 
 
 class Mark(TypedDict):
-    """The end of a stream, or a sign of life."""
+    """The end of a stream."""
 
-    type: Literal["message_stop", "ping"]
+    type: Literal["message_stop"]
 
 
-type Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | Mark | AnthropicError
+class Ping(TypedDict):
+    """A sign of life; while the prompt is read it says how many of its tokens have been."""
+
+    type: Literal["ping"]
+    processed: NotRequired[int]
+    total: NotRequired[int]
+
+
+type Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | Mark | Ping | AnthropicError
 
 
 class TokenCount(TypedDict):

@@ -51,10 +51,13 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 class MessageWriter:
     """Implements api/base.py's `ReplyWriter`. With `omits_thinking` reasoning is sent as its signature alone."""
 
-    def __init__(self, model: str, reply: Reply, *, omits_thinking: bool = False) -> None:
+    def __init__(
+        self, model: str, reply: Reply, context_length: int, *, omits_thinking: bool = False
+    ) -> None:
         self.id = f"msg_{uuid.uuid4().hex}"
         self._model = model
         self._reply = reply
+        self._context_length = context_length
         self._omits_thinking = omits_thinking
         self._is_begun = False
         self._content: list[dict[str, Any]] = []
@@ -97,12 +100,13 @@ class MessageWriter:
     def finish(self, end: StreamEnd, usage: Usage) -> bytes:
         """Write the end of the last block and of the message."""
         data = self._start() + self._end_text()
-        stopped = {"delta": self._stopped(end), "usage": usage_object(usage)}
+        stopped = {"delta": self._stopped(end, usage), "usage": usage_object(usage)}
         return data + _event("message_delta", stopped) + _event("message_stop", {})
 
-    def keepalive(self, _progress: Progress | None = None) -> bytes:
-        """Return a ping."""
-        return _event("ping", {})
+    def keepalive(self, progress: Progress | None = None) -> bytes:
+        """Return a ping; during prefill it says how far that is."""
+        fields = {"processed": progress.processed, "total": progress.total} if progress else {}
+        return _event("ping", fields)
 
     def progress(self, _progress: Progress) -> bytes:
         """Begin the message: with the first progress it is known how much of the prompt was cached."""
@@ -122,7 +126,7 @@ class MessageWriter:
                 self.feed(event)
         assert end is not None  # or `events` raises
         self._end_text()
-        message = {**self._message(usage), "content": self._content, **self._stopped(end)}
+        message = {**self._message(usage), "content": self._content, **self._stopped(end, usage)}
         return json_text.body(message)
 
     # -- blocks -----------------------------------------------------------------------------------------------
@@ -139,12 +143,13 @@ class MessageWriter:
             "usage": usage_object(usage),
         }
 
-    def _stopped(self, end: StreamEnd) -> dict[str, Any]:
-        found = self._reply.stop_string
-        return {
-            "stop_reason": "stop_sequence" if found is not None else _STOP_REASONS[end.finish],
-            "stop_sequence": found,
-        }
+    def _stopped(self, end: StreamEnd, usage: Usage) -> dict[str, Any]:
+        found, reason = self._reply.stop_string, _STOP_REASONS[end.finish]
+        if found is not None:
+            reason = "stop_sequence"
+        elif end.finish == "length" and usage.prompt_tokens + usage.completion_tokens >= self._context_length:
+            reason = "model_context_window_exceeded"
+        return {"stop_reason": reason, "stop_sequence": found}
 
     def _start(self) -> bytes:
         if self._is_begun:

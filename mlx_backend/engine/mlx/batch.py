@@ -205,6 +205,7 @@ class MLXBatch:
                 "Shorten the prompt, or start the server with a larger --max-kv-size: now a prompt's maximum context "
                 f"length is {window} tokens.",
                 code=CONTEXT_LENGTH_EXCEEDED,
+                numbers={"prompt_tokens": length, "max_model_len": window},
             )
         tokens, images = self._needed_memory(request)
         subject = f"{length} tokens of prompt and {tokens - length} of reply"
