@@ -103,6 +103,7 @@ def _compiled(source: str) -> jinja2.Template:
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda _form: "2026-01-31"
     return environment.from_string(source)
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import dataclass, replace
-from sys import getsizeof
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.byte_cache import ByteCache
 from mlx_backend.chat.effort_probe import with_part
+from mlx_backend.chat.generated_replies import Reading
 from mlx_backend.chat.prompt import (
     PromptBuilder,
     Rendering,
@@ -36,10 +36,11 @@ from mlx_backend.errors import RequestError
 from mlx_backend.models.templates import variables_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from mlx_backend.byte_cache import CacheBudget
     from mlx_backend.chat.capabilities import ChatFormat
+    from mlx_backend.chat.generated_replies import GeneratedReplies
     from mlx_backend.chat.limits import ReplyLimits, TextSize
     from mlx_backend.chat.prompt import ImagePlaces, Prompt
     from mlx_backend.chat.request import ChatRequest
@@ -57,39 +58,6 @@ _KEEP = HistoryPolicy()
 _MAX_LOGGED_WORDS = 256
 """Unknown words for efforts that the log names; a client may send any number of them."""
 
-_ENTRY_BYTES = 200
-"""Bytes of an entry of the reasoning store, without its texts."""
-
-
-class ReasoningStore:
-    """Tool-call id -> the reasoning before that call, for clients that lose it between two rounds. Thread-safe.
-
-    A model that calls a tool has reasoned first, and needs that reasoning with the tool's result. Many clients return
-    only the call; all of them return its id. An entry is needed for one round trip to the tool, or as long as the
-    conversation lasts where the model sees the reasoning of answered turns again; a lost entry costs quality, not
-    correctness. The least recently used entries are evicted first.
-    """
-
-    def __init__(self, caches: CacheBudget | None = None) -> None:
-        self._texts: ByteCache[str, str] = ByteCache(caches)
-
-    def put(self, call_ids: Iterable[str], reasoning: str) -> None:
-        """Store the reasoning that preceded these calls; the calls of one message share it."""
-        for call_id in call_ids:
-            self._texts.put(call_id, reasoning, getsizeof(reasoning) + getsizeof(call_id) + _ENTRY_BYTES)
-
-    def get(self, call_id: str) -> str | None:
-        """Return a call's reasoning; None if it is unknown or was evicted."""
-        return self._texts.find(call_id)
-
-    def drop(self, call_ids: Iterable[str]) -> None:
-        """Remove these calls: their turn has ended in an answer."""
-        for call_id in call_ids:
-            self._texts.drop(call_id)
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -106,15 +74,6 @@ class Conversation:
         text: str = self.messages[-1]["content"] if self.is_continued else ""
         return text
 
-    @property
-    def open_call_ids(self) -> list[str]:
-        """The ids of the tool calls since the last user message: their turn has no answer yet."""
-        return [
-            call["id"]
-            for message in _unfinished_turn(self.messages)
-            for call in message.get("tool_calls") or ()
-        ]
-
 
 class ChatPrompts:
     """Builds the prompts of one model's chat requests. Safe to use from several threads."""
@@ -124,7 +83,7 @@ class ChatPrompts:
         tokenizer: Tokenizer,
         form: ChatFormat,
         limits: ReplyLimits,
-        reasoning_store: ReasoningStore,
+        replies: GeneratedReplies,
         caches: CacheBudget | None = None,
     ) -> None:
         self._template = tokenizer.chat_template
@@ -134,7 +93,7 @@ class ChatPrompts:
         self._scale = form.scale
         self._limits = limits
         self._settings = limits.settings
-        self._reasoning_store = reasoning_store
+        self._replies = replies
         self._logged_words: set[str] = set()
         self._has_logged_tools = False
         self._builder = PromptBuilder(tokenizer, form.dialect, caches)
@@ -158,7 +117,13 @@ class ChatPrompts:
             server_default=self._settings.server_effort,
         )
         self._log_unknown_words(resolution)
-        messages = self._restore_reasoning(resolution.messages)
+        messages = self._replies.restored(
+            request.owner,
+            resolution.messages,
+            request.tools,
+            # That of answered turns only where the template may render it.
+            everywhere=self._traits.may_keep_answered_reasoning(self._dialect.history),
+        )
         last = messages[-1]
         is_continued = request.continue_last and last["role"] == "assistant" and not last.get("tool_calls")
         return Conversation(messages, resolution, is_continued)
@@ -215,6 +180,10 @@ class ChatPrompts:
             own_markers=own_markers,
             images=places,
             size=size,
+            take_over=partial(
+                self._replies.taken_over,
+                reading=Reading(request.owner, names.definitions(request.tools), names),
+            ),
         )
         if not conversation.is_continued:
             return self._builder.build(given)
@@ -300,11 +269,6 @@ class ChatPrompts:
             f"chat_template_kwargs.{name}" for name in request.template_kwargs if name not in known
         ]
 
-    @property
-    def keeps_answered_reasoning(self) -> bool:
-        """Whether the reasoning of answered turns can be part of a prompt."""
-        return self._traits.may_keep_answered_reasoning(self._dialect.history)
-
     def _history_kwargs(self, request: ChatRequest) -> dict[str, bool]:
         """Return the template's switch for the reasoning of answered turns, set as the family needs it for agents."""
         is_set = bool(request.tools) and self._dialect.history.keeps_with_tools
@@ -322,19 +286,6 @@ class ChatPrompts:
             return kwargs
         return with_part(kwargs, name, budget)
 
-    def _restore_reasoning(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the messages with the reasoning before tool calls where the client has lost it.
-
-        That of answered turns only where the template may render it.
-        """
-        restored = [dict(message) for message in messages]
-        for message in restored if self.keeps_answered_reasoning else _unfinished_turn(restored):
-            if message.get("tool_calls") and not message.get(REASONING_CONTENT):
-                reasoning = self._reasoning_store.get(message["tool_calls"][0]["id"])
-                if reasoning:
-                    message[REASONING_CONTENT] = reasoning
-        return restored
-
 
 def _with_instructions(messages: list[dict[str, Any]], section: str) -> list[dict[str, Any]]:
     """Return the messages with a section after the first system message's text, or as that message."""
@@ -343,17 +294,6 @@ def _with_instructions(messages: list[dict[str, Any]], section: str) -> list[dic
         return [{"role": "system", "content": section}, *messages]
     instructions = f"{first['content']}\n\n{section}" if first["content"] else section
     return [{**first, "content": instructions}, *messages[1:]]
-
-
-def _unfinished_turn(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the assistant messages after the last user message, last first."""
-    found: list[dict[str, Any]] = []
-    for message in reversed(messages):
-        if message["role"] == "user":
-            break
-        if message["role"] == "assistant":
-            found.append(message)
-    return found
 
 
 def _loses_reasoning(messages: Sequence[Mapping[str, Any]], dialect: Dialect) -> bool:

@@ -35,7 +35,7 @@ from mlx_backend.engine.images import PromptImage
 from mlx_backend.errors import EngineRefused, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from mlx_backend.byte_cache import CacheBudget
     from mlx_backend.chat.limits import TextSize
@@ -89,6 +89,11 @@ class Markers:
                 return [self.broken(item, sentinel) for item in data]
             case _:
                 return data
+
+
+def unbroken(text: str, sentinel: str | None) -> str:
+    """Return a text without its sentinels, spelt out or escaped."""
+    return text if sentinel is None else text.replace(sentinel, "").replace(f"\\u{ord(sentinel):04x}", "")
 
 
 def unused_character(data: Any) -> str:
@@ -216,8 +221,17 @@ class ImagePlaces:
         )
 
 
-_TAIL = 200
+TAIL = 200
 """Characters of a prompt's end that may hold an opened reasoning channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptText:
+    """What is remembered of the text of a prompt: its length and digest, and how it ends."""
+
+    length: int
+    digest: bytes
+    ending: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,17 +241,38 @@ class Prompt:
     `checkpoints` are where later prompts are likely to diverge from this one: after the header of the first and
     of the last user message (so after the system part, and after the history), after the last image of that message,
     about which something else may be asked, and before the generation prompt, whose text may depend on the request.
+    `text` is there if the reply can be remembered by it.
     """
 
     tokens: tuple[int, ...]
     checkpoints: tuple[int, ...] = ()
     opens_in: Channel | None = None
     images: tuple[PromptImage, ...] = ()
+    text: PromptText | None = None
 
     @property
     def image_tokens(self) -> int:
         """How many of the tokens stand for images."""
         return sum(each.image.num_tokens for each in self.images)
+
+    def edited(self, edits: Sequence[tuple[int, int, Sequence[int]]]) -> Prompt:
+        """Return it with other tokens in some places, ascending: where each begins and ends, and what is there now."""
+        tokens: list[int] = []
+        at = 0
+        for start, end, new in edits:
+            tokens += self.tokens[at:start]
+            tokens += new
+            at = end
+
+        def moved(place: int) -> int:
+            return place + sum(len(new) - (end - start) for start, end, new in edits if end <= place)
+
+        return replace(
+            self,
+            tokens=(*tokens, *self.tokens[at:]),
+            checkpoints=tuple(map(moved, self.checkpoints)),
+            images=tuple(replace(each, start=moved(each.start)) for each in self.images),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +281,8 @@ class Rendering:
 
     `kwargs` are the template's further variables. `own_markers` are stand-ins for markers in texts of our own, which
     become control tokens (`with_marker_stand_ins`); `images` are those of the messages. `size` raises RequestError for
-    a text that is far too long, before it is tokenised.
+    a text that is far too long, before it is tokenised. `take_over` gets the prompt, its text and the sentinel in that;
+    it returns the prompt with the tokens of replies that are known.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -256,6 +292,7 @@ class Rendering:
     own_markers: Mapping[str, str] = field(default_factory=dict)
     images: ImagePlaces | None = None
     size: TextSize | None = None
+    take_over: Callable[[Prompt, str, str | None], Prompt] | None = None
 
 
 class PromptBuilder:
@@ -278,12 +315,13 @@ class PromptBuilder:
             given.size.check(text)
         tokens = self._tokenise(text, sentinel)
         found = shown.found(tokens)
-        return Prompt(
+        prompt = Prompt(
             tokens=tuple(tokens),
             checkpoints=self._checkpoints(text, tokens, given.kwargs, found),
-            opens_in=self._dialect.opens_in(text[-_TAIL:]),
+            opens_in=self._dialect.opens_in(text[-TAIL:]),
             images=found,
         )
+        return prompt if given.take_over is None else given.take_over(prompt, text, sentinel)
 
     def continued(self, given: Rendering, *, reasoning: str, content: str) -> Prompt:
         """Build the prompt of a reply that has been begun already: it goes on where that text ends."""
@@ -296,7 +334,7 @@ class PromptBuilder:
         for marker, pieces in groupby(continuation.pieces, key=lambda piece: piece.marker):
             text = "".join(piece.text for piece in pieces)
             tokens += self._tokenizer.encode(text, control_tokens=marker)
-        return replace(prompt, tokens=tuple(tokens), opens_in=continuation.opens_in)
+        return replace(prompt, tokens=tuple(tokens), opens_in=continuation.opens_in, text=None)
 
     def mapped(self, given: Rendering, roles: Mapping[str, str]) -> Prompt:
         """Build the prompt of a model that has no template: before each message goes what `roles` has for its role.
@@ -342,8 +380,7 @@ class PromptBuilder:
             if part in self._markers.ids:
                 tokens.append(self._markers.ids[part])
             elif part:
-                plain = part.replace(sentinel, "").replace(f"\\u{ord(sentinel):04x}", "")
-                tokens += self._tokenizer.encode(plain, control_tokens=False)
+                tokens += self._tokenizer.encode(unbroken(part, sentinel), control_tokens=False)
         return tokens
 
     def _checkpoints(
@@ -361,11 +398,11 @@ class PromptBuilder:
         found: set[int] = set()
         if header and (first := text.find(header)) >= 0:
             *_, marker = (match[0] for match in self._markers.pattern.finditer(header))
-            positions = _positions(tokens, self._markers.ids[marker])
+            places = positions(tokens, self._markers.ids[marker])
             # Otherwise the tokenizer adds or merges some, so they cannot be matched.
-            if len(positions) == text.count(marker):
+            if len(places) == text.count(marker):
                 for at in (first, text.rfind(header)):
-                    found.add(positions[text.count(marker, 0, at + len(header)) - 1] + 1)
+                    found.add(places[text.count(marker, 0, at + len(header)) - 1] + 1)
         if images and images[-1].start >= max(found, default=0):
             found.add(images[-1].end)
         if generation and text.endswith(generation):
@@ -394,13 +431,13 @@ class PromptBuilder:
         return header, with_prompt.removeprefix(without) if with_prompt.startswith(without) else ""
 
 
-def _positions(tokens: Sequence[int], token: int) -> list[int]:
+def positions(tokens: Sequence[int], token: int) -> list[int]:
     """Return where a token occurs, ascending. `index` is several times as fast as a loop over all tokens."""
-    positions: list[int] = []
+    found: list[int] = []
     with suppress(ValueError):
         while True:
-            positions.append(tokens.index(token, positions[-1] + 1 if positions else 0))
-    return positions
+            found.append(tokens.index(token, found[-1] + 1 if found else 0))
+    return found
 
 
 def with_marker_stand_ins(pieces: Iterable[Piece], data: Any) -> tuple[str, dict[str, str]]:

@@ -13,6 +13,7 @@ format and no HTTP.
 from __future__ import annotations
 
 import uuid
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -309,10 +310,14 @@ class Parser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FinishedReply:
-    """The whole of a reply that has ended, and the ids that its complete tool calls went out with, in order."""
+    """The whole of a reply that has ended, and the ids that its complete tool calls went out with, in order.
+
+    `tokens` are all that were generated; none if the message is less than what they say.
+    """
 
     message: Message
     call_ids: Sequence[str]
+    tokens: Sequence[int] = ()
 
     @property
     def is_cut(self) -> bool:
@@ -393,6 +398,7 @@ class Reply:
         self._repetition = RepetitionGuard(setup.max_repeated_tokens)
         self._call_ids: dict[int, str] = {}
         self._shown: list[Event] = []  # for on_finished
+        self._tokens = array("I")  # likewise
         self._running = setup.running
         if self._running is not None:
             self._running.start()
@@ -477,6 +483,7 @@ class Reply:
         was_reasoning = self._parser.is_reasoning
         events = self._restored(self._parser.feed(delta.text, delta.token))
         is_reasoning = self._parser.is_reasoning
+        self._tokens.append(delta.token)
         self._meter.count(delta, events, was_reasoning=was_reasoning, is_reasoning=is_reasoning)
         self._logprobs.hold(delta, events)
         shown = self._show(events)
@@ -498,7 +505,8 @@ class Reply:
         if self._setup.on_finished is not None:
             message = fold(self._shown)
             call_ids = [self.call_id(at) for at, call in enumerate(message.tool_calls) if call.complete]
-            self._setup.on_finished(FinishedReply(message, call_ids))
+            tokens = () if self._stop.stopped else self._tokens
+            self._setup.on_finished(FinishedReply(message, call_ids, tokens))
         return [*shown, end]
 
     def _restored(self, events: list[Event]) -> list[Event]:

@@ -103,7 +103,7 @@ class ChatRequest(ReplyRequest):
     {"type": "image", "image": its place in `images`}. `thinking_budget` is the most tokens of reasoning, or UNLIMITED,
     and `thinking_budget_message` what it ends with then; `answer_reserve` how many tokens of the reply are kept for the
     answer. `background_detection` says whether to look for a client's own prompt (None: as configured), `background` is
-    the one this was recognised as.
+    the one this was recognised as. `owner` is whose request it is: what is remembered of replies is each client's own.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -125,6 +125,7 @@ class ChatRequest(ReplyRequest):
     answer_reserve: int | None = None
     background_detection: bool | None = None
     background: BackgroundPrompt | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlx_backend.byte_cache import CacheBudget
 from mlx_backend.chat.capabilities import ChatFormat, ModelFacts, describe
-from mlx_backend.chat.chat_prompt import ChatPrompts, ReasoningStore
+from mlx_backend.chat.chat_prompt import ChatPrompts
+from mlx_backend.chat.generated_replies import GeneratedReplies
 from mlx_backend.chat.infill import infill_format
 from mlx_backend.chat.limits import ReplyLimits, TextSize
 from mlx_backend.chat.model_settings import ModelSettings
@@ -105,10 +106,10 @@ class Service:
         self._limits = ReplyLimits(context_length=engine.context_length, settings=settings)
         self._size = TextSize.of_prompts(tokenizer, self._limits)
         self._tokenized_size = TextSize.of_tokenized(tokenizer, engine.context_length)
-        self._reasoning_store = ReasoningStore(caches)
+        self._replies = GeneratedReplies(tokenizer, form.dialect, caches)
         self._superseded = SupersededReplies(engine.model_id)
         self._constraints = ReplyConstraints(tokenizer, form.dialect, self._limits, caches)
-        self._prompts = ChatPrompts(tokenizer, form, self._limits, self._reasoning_store, caches)
+        self._prompts = ChatPrompts(tokenizer, form, self._limits, self._replies, caches)
 
     @property
     def efforts(self) -> Sequence[Effort]:
@@ -184,7 +185,7 @@ class Service:
     def _chat(self, request: ChatRequest, client: QueueClient, n: int) -> ReplyStart:
         """Build the prompt; return what starts each of n replies to it."""
         self._limits.check(request)
-        request = self._images.visible(self._recognised(request))
+        request = replace(self._images.visible(self._recognised(request)), owner=client.name)
         conversation = self._prompts.conversation(request)
         # Before rendering: what cannot be met is refused at once.
         if not self._limits.has_room_after(count := len(conversation.messages)):
@@ -197,7 +198,6 @@ class Service:
         prompt = self._prompts.prompt(request, conversation, images=images, size=self._size)
         self._check_length(request, conversation, prompt, images)
         unread = self._prompts.unread(request)
-        open_call_ids = conversation.open_call_ids
         seen = images.known() if images is not None else None
 
         def start(index: int) -> Reply:
@@ -218,7 +218,7 @@ class Service:
                 unread=unread,
                 # Of several replies it is not known with which the conversation goes on.
                 on_finished=lambda finished: self._on_finished(
-                    request, seen, open_call_ids, finished, goes_on=n == 1
+                    request, prompt, seen, finished, goes_on=n == 1
                 ),
                 running=self._superseded.reply_to(request),
             )
@@ -296,10 +296,10 @@ class Service:
         tokens = (*first, *infill.tokens(tokenizer, tokens, after))
         return _TextPrompt(tokens, (*request.stop, *infill.ends))
 
-    def prompt(self, request: ChatRequest) -> Prompt:
+    def prompt(self, request: ChatRequest, client: QueueClient = ANYONE) -> Prompt:
         """Build the prompt that `chat` would have the engine continue. Raises what `chat` raises about it."""
         self._limits.check(request)
-        request = self._images.visible(self._recognised(request))
+        request = replace(self._images.visible(self._recognised(request)), owner=client.name)
         conversation = self._prompts.conversation(request)
         images = self._images.seen(request.images, conversation.messages)
         return self._prompts.prompt(request, conversation, images=images, size=self._tokenized_size)
@@ -407,19 +407,15 @@ class Service:
     def _on_finished(
         self,
         request: ChatRequest,
+        prompt: Prompt,
         images: SeenImages | None,
-        open_call_ids: Sequence[str],
         finished: FinishedReply,
         *,
         goes_on: bool,
     ) -> None:
-        """Keep the reasoning before tool calls for as long as prompts may need it, and prewarm what may follow."""
+        """Remember the reply for the prompts that hold it again, and prewarm what may follow."""
         _log_broken(finished.message.tool_calls)
-        if finished.call_ids:
-            # As a client's own would be read: the prompt must not depend on who has kept it.
-            self._reasoning_store.put(finished.call_ids, finished.message.reasoning.strip())
-        elif finished.message.finish == "stop" and not self._prompts.keeps_answered_reasoning:
-            self._reasoning_store.drop(open_call_ids)
+        self._replies.put(request.owner, prompt, finished)
         if goes_on and not finished.is_cut:
             self._prewarm_next_turn(request, finished.as_history(), images)
 

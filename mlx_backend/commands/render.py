@@ -82,7 +82,8 @@ class PromptedModel:
     def of(cls, tokenizer: Tokenizer, context_length: int) -> PromptedModel:
         """Make it of a tokenizer, as the server does for a model without settings of its own."""
         from mlx_backend.chat.capabilities import ChatFormat, ModelFacts
-        from mlx_backend.chat.chat_prompt import ChatPrompts, ReasoningStore
+        from mlx_backend.chat.chat_prompt import ChatPrompts
+        from mlx_backend.chat.generated_replies import GeneratedReplies
         from mlx_backend.chat.limits import ReplyLimits
 
         limits = ReplyLimits(context_length=context_length)
@@ -92,7 +93,8 @@ class PromptedModel:
             control_tokens=tokenizer.special_tokens.values(),
         )
         form = ChatFormat.of(facts, limits.settings)
-        return cls(form, limits, ChatPrompts(tokenizer, form, limits, ReasoningStore()), tokenizer)
+        replies = GeneratedReplies(tokenizer, form.dialect)
+        return cls(form, limits, ChatPrompts(tokenizer, form, limits, replies), tokenizer)
 
 
 _NO_CONTEXT_LENGTH = 1 << 30

@@ -10,7 +10,8 @@ from chat_templates import GEMMA_3_VISION, GEMMA_3_VISION_MARKERS, QWEN_VL, QWEN
 from scripted_engine import ScriptedTokenizer
 
 from mlx_backend.chat.capabilities import ChatFormat
-from mlx_backend.chat.chat_prompt import ChatPrompts, ReasoningStore
+from mlx_backend.chat.chat_prompt import ChatPrompts
+from mlx_backend.chat.generated_replies import GeneratedReplies
 from mlx_backend.chat.history_probe import probe_history
 from mlx_backend.chat.limits import ReplyLimits
 from mlx_backend.chat.request import ChatRequest
@@ -81,7 +82,7 @@ class Model:
             self.tokenizer,
             ChatFormat(recognition, probe_history(template), EffortScale()),
             ReplyLimits(context_length=4096),
-            ReasoningStore(),
+            GeneratedReplies(self.tokenizer, self.dialect),
         )
 
     def prompt(self, messages: Sequence[dict[str, Any]], sizes: Sequence[int], **fields: Any) -> Prompt:

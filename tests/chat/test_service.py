@@ -174,7 +174,7 @@ def test_reasoning_lost_by_the_client_is_restored_over_several_rounds() -> None:
         assert "Round 1." in engine.requests[2].prompt
         assert "Round 2." in engine.requests[2].prompt
         # The turn has ended in an answer: its reasoning is gone.
-        reply_to([USER, *history(one), *history(two)])
+        reply_to([USER, *history(one), *history(two), {"role": "assistant", "content": "Paris."}, USER])
         assert "Round" not in engine.requests[3].prompt
 
 

@@ -90,9 +90,10 @@ class CountTokensCall(BodyCall[MessagesBody]):
         """Lease a language model."""
         return models.acquire(self.model, wait)
 
-    def answer(self, service: Service, _client: QueueClient, _on_disconnect: OnDisconnect) -> JsonAnswer:
+    def answer(self, service: Service, client: QueueClient, _on_disconnect: OnDisconnect) -> JsonAnswer:
         """Build the prompt and count it."""
-        return JsonAnswer({"input_tokens": len(service.prompt(self.body.request(self.written)).tokens)})
+        prompt = service.prompt(self.body.request(self.written), client)
+        return JsonAnswer({"input_tokens": len(prompt.tokens)})
 
 
 class _ModelProtocol(AnthropicProtocol):

@@ -60,9 +60,11 @@ class TokenizedChat(ChatBody):
 
     return_token_strs: bool | None = None
 
-    def prompt_tokens(self, service: Service, written: Mapping[str, Any]) -> Sequence[int]:
+    def prompt_tokens(
+        self, service: Service, written: Mapping[str, Any], client: QueueClient
+    ) -> Sequence[int]:
         """Tokenise what the model would get. `written` is the request as the client wrote it."""
-        return service.prompt(self.request(written, ReasoningFormat.SEPARATE)).tokens
+        return service.prompt(self.request(written, ReasoningFormat.SEPARATE), client).tokens
 
 
 class DetokenizeBody(Body):
@@ -123,7 +125,7 @@ class TokenizeCall(BodyCall[TokenizedText | TokenizedChat]):
         return models.acquire_any(self.model, wait)
 
     def answer(
-        self, service: Service | Embedder, _client: QueueClient, _on_disconnect: OnDisconnect
+        self, service: Service | Embedder, client: QueueClient, _on_disconnect: OnDisconnect
     ) -> JsonAnswer:
         """Tokenise. An embedding model takes texts, not conversations."""
         body = self.body
@@ -135,7 +137,7 @@ class TokenizeCall(BodyCall[TokenizedText | TokenizedChat]):
             parts = [_tokenized(service, body.tokens(service, text), body) for text in body.texts]
         else:
             assert not isinstance(service, Embedder)  # refused above
-            parts = [_tokenized(service, body.prompt_tokens(service, self.written), body)]
+            parts = [_tokenized(service, body.prompt_tokens(service, self.written, client), body)]
         found = parts[0]
         if isinstance(body, TokenizedText) and isinstance(body.prompt, list):
             found = {key: [part[key] for part in parts] for key in found}

@@ -148,5 +148,5 @@ class CountInputTokensCall(BodyCall[ResponsesBody]):
         """Build the prompt and count it."""
         check_reasoning(self.written)
         parsed = self.body.request(self.written, self.store, client.name)
-        tokens = service.prompt(parsed.chat).tokens
+        tokens = service.prompt(parsed.chat, client).tokens
         return JsonAnswer({"object": "response.input_tokens", "input_tokens": len(tokens)})
