@@ -14,6 +14,7 @@ from werkzeug.exceptions import NotFound
 from werkzeug.routing import Map, Rule
 
 from mlx_backend.api.anthropic import messages as anthropic
+from mlx_backend.api.anthropic.base import VERSION_HEADER, AnthropicProtocol
 from mlx_backend.api.errors import ApiError
 from mlx_backend.api.openai.chat import ChatCompletions
 from mlx_backend.api.openai.completions import Completions
@@ -82,7 +83,7 @@ def all_routes() -> list[Route]:
             "GET",
             "/models",
             HeaderHandler(
-                "anthropic-version",
+                VERSION_HEADER,
                 ResourceHandler(anthropic.ListModelInfos(started)),
                 ResourceHandler(ListModels(started)),
             ),
@@ -91,7 +92,7 @@ def all_routes() -> list[Route]:
             "GET",
             "/models/<path:name>",
             HeaderHandler(
-                "anthropic-version",
+                VERSION_HEADER,
                 ResourceHandler(anthropic.GetModelInfo(started)),
                 ResourceHandler(GetModel(started)),
             ),
@@ -156,7 +157,7 @@ class App:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
         request = Request(environ)
-        errors = DEFAULT_ERRORS
+        errors: Errors = AnthropicProtocol() if VERSION_HEADER in request.headers else DEFAULT_ERRORS
         client = self._client(request, request.remote_addr or "")
         record = RequestRecord(request, client, self._metrics.count)
         record.arrived()
@@ -206,9 +207,7 @@ class App:
             return urls.match()
         except NotFound:
             path = f"{request.method} {request.path[:200]!r}"
-            raise ApiError(
-                404, f"There is no {path} here; try POST /v1/chat/completions or GET /v1/models."
-            ) from None
+            raise ApiError(404, f"There is no {path} here; GET / lists what there is.") from None
 
     def _check_access(self, request: Request, route: Route, client: auth.Client) -> None:
         if route.needs_key:

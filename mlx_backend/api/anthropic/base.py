@@ -11,6 +11,9 @@ from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED
 if TYPE_CHECKING:
     from mlx_backend.api.errors import ApiError
 
+VERSION_HEADER = "anthropic-version"
+"""What this API's clients send with every request: it tells them from others at an address of several APIs."""
+
 OVERLOADED = 529
 """The API's status for a server that is too busy: its clients wait and try again."""
 

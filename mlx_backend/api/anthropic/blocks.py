@@ -5,6 +5,7 @@
     tool_use                   a call
     tool_result                a message of the role `tool`, before what else the message says
     tool_reference             the definition of a deferred tool, where it stands: what came before it stays as it was
+    tool_addition, _removal    the same in a message of the role `system`, also of a tool that is defined only there
 
 `cache_control` is no part of a prompt. Raises the ApiError that names the block.
 """
@@ -12,10 +13,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.api.anthropic.tools import ClientTool
 from mlx_backend.api.errors import refuse
+from mlx_backend.api.reply_fields import offer
 from mlx_backend.api.sealed_reasoning import NotSealedHere, unseal
 from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.conversation.message_parts import REASONING_CONTENT
@@ -25,40 +29,53 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _ROLES = ("user", "assistant", "system")
-_BILLING = "x-anthropic-billing-header:"
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 """A line that a client adds to its instructions for its own server. It would differ from session to session."""
 
 
-def system_text(system: str | Sequence[Any] | None, where: str = "system") -> str:
+def system_text(system: str | Sequence[Any] | None) -> str:
     """Return the instructions, without what is not meant for a model. Raises ApiError."""
-    if system is None or isinstance(system, str):
-        return system or ""
-    texts = []
-    for at, block in enumerate(system):
-        if not isinstance(block, Mapping) or not isinstance(block.get("text"), str):
-            raise refuse(
-                f"{where}[{at}]: must be a block with a text; got {excerpt(block)}.", f"{where}[{at}]"
-            )
-        if not block["text"].startswith(_BILLING):
-            texts.append(block["text"])
-    return "\n\n".join(texts)
+    blocks = [{"text": system}] if isinstance(system, str) else system or ()
+    texts = [_instruction(block, f"system[{at}]") for at, block in enumerate(blocks)]
+    return "\n\n".join(filter(None, texts))
+
+
+def _instruction(block: Any, where: str) -> str:
+    if not isinstance(block, Mapping) or not isinstance(block.get("text"), str):
+        raise refuse(f"{where}: must be a block with a text; got {excerpt(block)}.", where)
+    return _BILLING.sub("", block["text"])
 
 
 class BlockConversation:
-    """The messages of a conversation and its images; `add` messages in their order.
+    """The messages of a conversation and its images.
 
-    `tools` are the definitions of the request's tools by name, and `referenced` the names of those of them that are
-    defined in the conversation.
+    `tools` are the definitions of the request's tools by name, and of those that messages have `added`; `defined` are
+    the names of those that the conversation defines where it names them, and `removed` of those that may not be called
+    any more. `effort` is the last that a system message asks for.
     """
 
-    def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, tools: Mapping[str, dict[str, Any]]) -> None:
         self.messages: list[dict[str, Any]] = []
         self.images: list[ImageSource] = []
-        self.referenced: set[str] = set()
-        self._tools = tools
+        self.tools = dict(tools)
+        self.added: set[str] = set()
+        self.defined: set[str] = set()
+        self.removed: set[str] = set()
+        self.effort: Any = None
+
+    def add_all(self, messages: Sequence[Any]) -> None:
+        """Add messages. Raises the ApiError that says what is wrong with one of them."""
+        users = [
+            at for at, each in enumerate(messages) if isinstance(each, Mapping) and each.get("role") == "user"
+        ]
+        last = max(users, default=-1)
+        for at, message in enumerate(messages):
+            is_brief = isinstance(message, Mapping) and message.get("clear_at") == "next_user_message"
+            if not (is_brief and message.get("role") == "system" and at < last):
+                self.add(message, f"messages[{at}]")
 
     def add(self, message: Any, where: str) -> None:
-        """Add a message. Raises the ApiError that says what is wrong with it; `where` is its path."""
+        """Add a message; `where` is its path. Raises ApiError."""
         if not isinstance(message, Mapping):
             raise refuse(f"{where}: a message must be an object, not {json_type(message)}.", where)
         role, content = message.get("role"), message.get("content")
@@ -76,9 +93,57 @@ class BlockConversation:
         if role == "assistant":
             self._add_own(blocks, place)
         elif role == "system":
-            self.messages.append({"role": "system", "content": system_text(blocks, place)})
+            self._add_system(message, blocks, place)
         else:
             self._add_users(blocks, place)
+
+    def _add_system(self, message: Mapping[str, Any], blocks: Sequence[Any], where: str) -> None:
+        match message.get("output_config"):
+            case {"effort": effort} if effort is not None:
+                self.effort = effort
+        texts = []
+        for at, block in enumerate(blocks):
+            place = f"{where}[{at}]"
+            match _kind(block, place):
+                case "tool_addition":
+                    texts.append(self._addition(block.get("tool"), f"{place}.tool"))
+                case "tool_removal":
+                    name = self._known_name(block.get("tool"), "name", f"{place}.tool")
+                    self.removed.add(name)
+                    texts.append(f"This tool cannot be called any more: {name}")
+                case _:
+                    texts.append(_instruction(block, place))
+        if text := "\n\n".join(filter(None, texts)):
+            self.messages.append({"role": "system", "content": text})
+
+    def _addition(self, tool: Any, where: str) -> str:
+        match tool:
+            case {"type": "tool_definition", "definition": definition}:
+                place = f"{where}.definition"
+                added = ClientTool.parse(definition, place)
+                if added.is_hosted:
+                    raise refuse(f"{place}.type = {excerpt(added.type)}: this server runs no tools.", place)
+                offer(self.tools, added.as_function(), f"{place}.name")
+                self.added.add(added.name)
+                return self._definition(added.name)
+            case _:
+                return self._definition(self._known_name(tool, "name", where))
+
+    def _definition(self, name: str) -> str:
+        self.defined.add(name)
+        self.removed.discard(name)
+        definition = json.dumps(self.tools[name]["function"], ensure_ascii=False)
+        return f"This tool can be called now: {definition}"
+
+    def _known_name(self, reference: Any, field: str, where: str) -> str:
+        """Return the name of a tool that a block refers to. Raises ApiError where there is none of that name."""
+        name = reference.get(field) if isinstance(reference, Mapping) else None
+        if not isinstance(name, str) or name not in self.tools:
+            raise refuse(
+                f"{where}.{field} = {excerpt(name)}: there is no such tool in this request's tools.",
+                f"{where}.{field}",
+            )
+        return name
 
     def _add_own(self, blocks: Sequence[Any], where: str) -> None:
         message: dict[str, Any] = {"role": "assistant"}
@@ -151,21 +216,11 @@ class BlockConversation:
                 said = [text for text in (title, *texts) if isinstance(text, str)]
                 return [{"type": "text", "text": "\n".join(said)}]
             case "tool_reference":
-                return [{"type": "text", "text": self._reference(block, where)}]
+                text = self._definition(self._known_name(block, "tool_name", where))
+                return [{"type": "text", "text": text}]
             case kind:
                 _refuse_kind(kind, holder, where)
         return []
-
-    def _reference(self, block: Mapping[str, Any], where: str) -> str:
-        name = _text(block, "tool_name", where)
-        definition = self._tools.get(name)
-        if definition is None:
-            raise refuse(
-                f"{where}.tool_name = {excerpt(name)}: there is no such tool in this request's tools.",
-                f"{where}.tool_name",
-            )
-        self.referenced.add(name)
-        return f"This tool can be called now: {json.dumps(definition['function'], ensure_ascii=False)}"
 
     def _image(self, block: Mapping[str, Any], where: str) -> dict[str, Any]:
         match block.get("source"):
@@ -243,9 +298,10 @@ def _reasoning(block: Mapping[str, Any], where: str) -> str:
     try:
         return unseal(sealed, text)
     except NotSealedHere:
+        # By these words a client knows that it has to leave such blocks out: another server has made them.
         raise refuse(
-            f"{where}.{field} was not made by this server, or its text was changed: it cannot be read. Leave the block "
-            "out.",
+            f"{where}: Invalid `{field}` in `{block['type']}` block: it was not made by this server, or its text was "
+            "changed. Leave the block out.",
             f"{where}.{field}",
             "invalid_signature",
         ) from None

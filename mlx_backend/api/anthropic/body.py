@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from mlx_backend.api.anthropic.blocks import BlockConversation, system_text
 from mlx_backend.api.anthropic.objects import OutputConfig, ThinkingConfig
+from mlx_backend.api.anthropic.tools import ClientTool  # noqa: TC001 (read at run time)
 from mlx_backend.api.errors import refuse
-from mlx_backend.api.fields import Lenient, Refusals, is_one_of
+from mlx_backend.api.fields import Refusals, is_one_of
 from mlx_backend.api.openai.objects import EFFORT_FIELDS
 from mlx_backend.api.reply_fields import ConversationBody, Limit, accepts, as_stop_strings, offer
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
@@ -29,28 +30,6 @@ if TYPE_CHECKING:
 
 _KEEPS_ALL = {"type": "clear_thinking_20251015", "keep": "all"}
 """The edit of a context that asks for what is done anyway."""
-
-
-class ClientTool(Lenient):
-    """A tool of the client's own."""
-
-    type: str | None = None
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-    strict: bool | None = None
-    defer_loading: bool | None = None
-
-    @property
-    def is_hosted(self) -> bool:
-        """Whether it is one that only Anthropic's models know."""
-        return self.type not in (None, "custom")
-
-    def as_function(self) -> dict[str, Any]:
-        """Return it as a function."""
-        said = {"description": self.description, "parameters": self.input_schema}
-        sent = {key: value for key, value in said.items() if value is not None}
-        return {"type": "function", "function": {"name": self.name, **sent}}
 
 
 @accepts(*SAMPLING)
@@ -96,33 +75,34 @@ class MessagesBody(ConversationBody):
 
     def request(self, written: Mapping[str, Any]) -> ChatRequest:
         """Return the request for the chat service. Raises ApiError."""
-        thinking = written.get("thinking")
-        if thinking is not None and not isinstance(thinking, Mapping):
-            raise refuse(f"thinking: must be an object, not {json_type(thinking)}.", "thinking")
-        known = self._functions()
-        deferred = {tool.name for tool in self.tools or () if tool.defer_loading}
-        conversation = BlockConversation(known)
+        conversation = BlockConversation(self._functions())
         if system := system_text(self.system):
             conversation.messages.append({"role": "system", "content": system})
-        for at, message in enumerate(self.messages):
-            conversation.add(message, f"messages[{at}]")
+        conversation.add_all(self.messages)
         if not conversation.messages:
             raise refuse("messages is empty: send at least one.", "messages")
-        offered = [name for name in known if name not in deferred or name in conversation.referenced]
-        tools = [] if self._choice_type() == "none" else [known[name] for name in offered]
-        places = {tool.name: f"tools[{at}]" for at, tool in enumerate(self.tools or ())}
+        paths = {tool.name: f"tools[{at}]" for at, tool in enumerate(self.tools or ())}
+        deferred = {tool.name for tool in self.tools or () if tool.defer_loading} | conversation.added
+        known = {
+            name: function
+            for name, function in conversation.tools.items()
+            if name not in deferred or name in conversation.defined
+        }
+        callable_tools = [name for name in known if name not in conversation.removed]
+        if self._choice_type() == "none":
+            known = {}
         return ChatRequest(
             messages=with_media_as_parts(conversation.messages),
             images=conversation.images,
-            tools=tools,
-            deferred_tools=frozenset(conversation.referenced & deferred),
-            tool_paths=[places[name] for name in offered],
+            tools=list(known.values()),
+            deferred_tools=frozenset(deferred),
+            tool_paths=[paths.get(name, "messages") for name in known],
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
             answer_format=self._answer_format(written),
-            tool_choice=self._tool_choice(offered),
+            tool_choice=self._tool_choice(callable_tools, is_restricted=bool(conversation.removed)),
             parallel_tool_calls=not (self.tool_choice or {}).get("disable_parallel_tool_use"),
-            **self.common(written, "messages", "system"),
+            **self.common(_with_effort(written, conversation.effort), "messages", "system"),
         )
 
     def omits_thinking(self, written: Mapping[str, Any]) -> bool:
@@ -142,15 +122,16 @@ class MessagesBody(ConversationBody):
     def _choice_type(self) -> Any:
         return (self.tool_choice or {}).get("type", "auto")
 
-    def _tool_choice(self, offered: Sequence[str]) -> ToolChoice:
+    def _tool_choice(self, offered: Sequence[str], *, is_restricted: bool) -> ToolChoice:
         strict = frozenset(tool.name for tool in self.tools or () if tool.strict and tool.name in offered)
+        allowed = frozenset(offered) if is_restricted else None
         match self._choice_type():
             case "auto":
-                return ToolChoice(strict=strict)
+                return ToolChoice(strict=strict, allowed=allowed)
             case "none":
                 return ToolChoice()
             case "any":
-                return ToolChoice(required=True, strict=strict)
+                return ToolChoice(required=True, strict=strict, allowed=allowed)
             case "tool":
                 name = (self.tool_choice or {}).get("name")
                 if name not in offered:
@@ -180,3 +161,17 @@ class MessagesBody(ConversationBody):
                 raise refuse(
                     f'{field} = {excerpt(value)}: send {{"type": "json_schema", "schema": …}}.', field
                 )
+
+
+def _with_effort(written: Mapping[str, Any], effort: Any) -> Mapping[str, Any]:
+    """Return the body with one statement of the effort: what a message asks for, and none where thinking is off."""
+    thinking, config = written.get("thinking"), written.get("output_config")
+    if thinking is not None and not isinstance(thinking, Mapping):
+        raise refuse(f"thinking: must be an object, not {json_type(thinking)}.", "thinking")
+    config = dict(config) if isinstance(config, Mapping) else {}
+    if effort is not None:
+        config["effort"] = effort
+    # Between tools it is off, too: what is written there is no more than a line about what comes next.
+    if thinking is not None and thinking.get("type") in ("disabled", "between_tools"):
+        return {**written, "thinking": {"type": "disabled"}, "output_config": {**config, "effort": None}}
+    return {**written, "output_config": config} if config else written

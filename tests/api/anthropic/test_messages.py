@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
-from scripted_engine import ScriptedEngine
+from scripted_engine import ScriptedEngine, Transcript
 from scripted_server import ANSWER, CALL, client_of
 
 from mlx_backend.api.sealed_reasoning import seal, sign
@@ -70,7 +71,8 @@ def streamed(client: Client, *messages: Any, **fields: Any) -> list[dict[str, An
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
-        event_type.validate_python(event)
+        if name != "event: ping":  # which that client takes out of the stream itself
+            event_type.validate_python(event)
         events.append(event)
     return events
 
@@ -154,6 +156,21 @@ def test_a_stop_sequence_is_named(client: Client) -> None:
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "Paris")
 
 
+def test_a_reply_that_fills_the_context_says_so() -> None:
+    with ScriptedEngine([ANSWER], context_length=40) as engine:
+        message = created(client_of(engine))
+    assert message["stop_reason"] == "model_context_window_exceeded"
+
+
+def test_a_ping_says_how_much_of_the_prompt_has_been_read() -> None:
+    with ScriptedEngine([Transcript(text=ANSWER, prefill=3)]) as engine:
+        events = streamed(client_of(engine, keepalive_seconds=0))
+    first, *pings = [event for event in events if event["type"] in ("message_start", "ping")]
+    assert first["type"] == "message_start"
+    *_, last = [ping for ping in pings if "total" in ping]
+    assert last["processed"] == last["total"] > 0
+
+
 def test_a_message_that_is_cut_has_no_half_call(client: Client) -> None:
     tokens = created(client, tools=[WEATHER])["usage"]["output_tokens"] - 3
     message = created(client, tools=[WEATHER], max_tokens=tokens)
@@ -202,9 +219,23 @@ def test_reasoning_comes_back_in_each_of_its_forms(
     assert "Rain." in prompts[-1]
 
 
-def test_instructions_are_kept_but_for_what_is_no_models(client: Client, prompts: list[str]) -> None:
-    billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=abc;"}
-    system = [billing, {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
+BILLING = "x-anthropic-billing-header: cc_version=2.1; cch=abc;"
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        [
+            {"type": "text", "text": BILLING},
+            {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
+        ],
+        f"{BILLING}\n\nBe brief.",
+        "Be brief.",
+    ],
+)
+def test_instructions_are_kept_but_for_what_is_no_models(
+    client: Client, prompts: list[str], system: Any
+) -> None:
     created(client, USER, {"role": "system", "content": "It is Monday."}, system=system)
     assert "billing" not in prompts[-1]
     assert prompts[-1].index("Be brief.") < prompts[-1].index("hello") < prompts[-1].index("It is Monday.")
@@ -227,6 +258,69 @@ def test_a_deferred_tool_comes_in_where_it_is_referenced(client: Client, prompts
     assert "weather" not in head
     assert '"name": "weather", "description": "The weather"' in rest
     assert prompts[-1].startswith(prompts[-2].partition("hello")[0])
+
+
+ADDED = {"type": "tool_definition", "definition": WEATHER}
+NAMED = {"type": "tool_reference", "name": "weather"}
+
+
+def changes(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "system", "content": list(blocks)}
+
+
+@pytest.mark.parametrize(
+    ("tool", "tools"),
+    [(NAMED, [LOOKUP, {**WEATHER, "defer_loading": True}]), (ADDED, [LOOKUP])],
+    ids=["a tool of the list", "a tool of its own"],
+)
+def test_a_system_message_adds_a_tool_and_removes_it(
+    client: Client, prompts: list[str], tool: dict[str, Any], tools: list[dict[str, Any]]
+) -> None:
+    def offered(*messages: dict[str, Any]) -> str:
+        body = {"messages": messages, "tools": tools, "tool_choice": {"type": "tool", "name": "x"}}
+        told: str = client.post(PATH, json=body).get_json()["error"]["message"]
+        return told.partition("the request's tools: ")[2]
+
+    addition, removal = {"type": "tool_addition", "tool": tool}, {"type": "tool_removal", "tool": NAMED}
+    added = changes({"type": "text", "text": "Mind."}, addition)
+    created(client, USER, added, tools=tools)
+    head, _, rest = prompts[-1].partition("Mind.")
+    assert "weather" not in head
+    assert '"name": "weather", "description": "The weather"' in rest
+    assert offered(USER, added) == "lookup, weather."
+    assert offered(USER, added, changes(removal)) == "lookup."
+
+
+def test_a_system_message_that_is_for_one_turn_is_gone_in_the_next(
+    client: Client, prompts: list[str]
+) -> None:
+    brief = {"role": "system", "content": "Be quick.", "clear_at": "next_user_message"}
+    created(client, USER, brief)
+    assert "Be quick." in prompts[-1]
+    created(client, USER, brief, {"role": "assistant", "content": "Yes."}, USER)
+    assert "Be quick." not in prompts[-1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "messages", "effort"),
+    [
+        ({"output_config": {"effort": "high"}}, [], "high (output_config.effort)"),
+        ({"output_config": {"effort": "high"}}, [{"effort": "low"}], "low (output_config.effort)"),
+        ({}, [{"effort": "low"}, {"effort": "high"}, {}], "high (output_config.effort)"),
+        (
+            {"output_config": {"effort": "high"}, "thinking": {"type": "disabled"}},
+            [],
+            "none (thinking.type)",
+        ),
+        ({"thinking": {"type": "between_tools"}}, [{"effort": "low"}], "none (thinking.type)"),
+    ],
+)
+def test_the_last_message_that_asks_for_an_effort_decides_it_unless_thinking_is_off(
+    client: Client, fields: dict[str, Any], messages: list[dict[str, Any]], effort: str
+) -> None:
+    asking = [{"role": "system", "content": [], "output_config": config} for config in messages]
+    response = client.post(PATH, json={"messages": [USER, *asking], "max_tokens": 9, **fields})
+    assert response.headers["x-mlx-backend-effort"].startswith(effort)
 
 
 def test_a_failed_tool_says_so_to_the_model(client: Client, prompts: list[str]) -> None:
@@ -305,6 +399,16 @@ def test_the_models_are_listed_in_the_shape_of_who_asks(client: Client) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        (
+            {"messages": [changes({"type": "tool_addition", "tool": NAMED})]},
+            "messages[0].content[0].tool.name",
+        ),
+        (
+            {"messages": [changes({"type": "tool_addition", "tool": {**ADDED, "definition": {}}})]},
+            "messages[0].content[0].tool.definition.name",
+        ),
+        ({"messages": [changes({"type": "tool_removal"})]}, "messages[0].content[0].tool.name"),
+        ({"messages": [changes({"type": "image"})]}, "messages[0].content[0]"),
     ],
 )
 def test_what_is_wrong_is_refused_by_its_place(client: Client, fields: dict[str, Any], place: str) -> None:
@@ -316,9 +420,38 @@ def test_what_is_wrong_is_refused_by_its_place(client: Client, fields: dict[str,
     assert place in body["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "thinking", "thinking": "Hm.", "signature": "EuYBCkQ"},
+        {"type": "redacted_thinking", "data": "EuYBCkQ"},
+    ],
+)
+def test_thinking_of_another_server_is_refused_in_the_words_that_make_clients_leave_it_out(
+    client: Client, block: dict[str, Any]
+) -> None:
+    messages = [USER, {"role": "assistant", "content": [block, {"type": "text", "text": "Yes."}]}, USER]
+    response = client.post(PATH, json={"messages": messages, "max_tokens": 9})
+    assert response.status_code == 400
+    told = response.get_json()["error"]["message"].replace("`", "")
+    assert f"Invalid {'signature' if 'signature' in block else 'data'} in {block['type']} block" in told
+
+
+@pytest.mark.parametrize("path", ["/v1/messages/batches", "/v1/files", "/v1/skills"])
+def test_an_address_that_is_not_here_is_told_in_the_shape_of_who_asks(client: Client, path: str) -> None:
+    theirs = client.post(path, json={}, headers={"anthropic-version": "2023-06-01"})
+    assert theirs.status_code == 404
+    assert theirs.get_json()["error"]["type"] == "not_found_error"
+    assert path in theirs.get_json()["error"]["message"]
+    assert client.post(path, json={}).get_json()["error"]["code"] is None
+
+
 def test_a_prompt_that_is_too_long_is_told_in_the_words_that_make_clients_compact() -> None:
     with ScriptedEngine(ANSWER, context_length=512) as engine:
         message = {"role": "user", "content": "word " * 2_000}
         response = client_of(engine).post(PATH, json={"messages": [message], "max_tokens": 9})
     assert response.status_code == 400
-    assert response.get_json()["error"]["message"].startswith("prompt is too long: ")
+    told = response.get_json()["error"]["message"]
+    found = re.match(r"prompt is too long: (\d+) tokens > (\d+) maximum\. ", told)
+    assert found is not None
+    assert int(found[1]) > int(found[2]) == 512
