@@ -11,7 +11,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, get_args, is_typeddict
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NoReturn,
+    Protocol,
+    Self,
+    get_args,
+    is_typeddict,
+    runtime_checkable,
+)
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -49,6 +59,16 @@ type Refusals = Mapping[str, tuple[OneOf, str]]
 """Field -> which values ask for nothing, and why all others are refused."""
 
 
+@runtime_checkable
+class HasUnknown(Protocol):
+    """What was made of an object of a request, and knows which of its fields mean nothing."""
+
+    @property
+    def unknown(self) -> Sequence[str]:
+        """Their names."""
+        ...
+
+
 class Lenient(BaseModel):
     """An object of a request.
 
@@ -60,11 +80,13 @@ class Lenient(BaseModel):
 
     @property
     def unknown(self) -> list[str]:
-        """The fields that were sent and are no fields of it, nor of the objects in it."""
-        names = [name for name, value in (self.model_extra or {}).items() if value is not None]
-        return names + [
-            f"{name}.{inner}" for name, value in self if isinstance(value, Lenient) for inner in value.unknown
-        ]
+        """The fields that were sent and are no fields of it, nor of the objects in it; in a list, without an index."""
+        names = {name: None for name, value in (self.model_extra or {}).items() if value is not None}
+        for name, value in self:
+            for each in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(each, HasUnknown):
+                    names.update(dict.fromkeys(f"{name}.{inner}" for inner in each.unknown))
+        return list(names)
 
 
 class Body(Lenient):

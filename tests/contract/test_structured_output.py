@@ -110,6 +110,55 @@ def test_a_call_can_be_forced(client: openai.OpenAI, choice: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"type": "grammar", "grammar": {"syntax": "regex", "definition": r'[ab]\n"x'}}, {'a\n"x', 'b\n"x'}),
+        (
+            {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "*" W\nW: "yes" | "no"'}},
+            {"*yes", "*no"},
+        ),
+        ({"type": "text"}, None),
+    ],
+    ids=["regex", "lark", "text"],
+)
+def test_a_custom_tool_gets_a_text_that_matches_its_grammar(
+    client: openai.OpenAI, form: Any, expected: set[str] | None
+) -> None:
+    tool: Any = {"type": "custom", "custom": {"name": "write", "format": form}}
+    choice: Any = {"type": "custom", "custom": {"name": "write"}}
+    fields: Any = {"model": "default", "messages": FRANCE, "tools": [tool, WEATHER], "tool_choice": choice}
+    reply = client.chat.completions.create(**fields, max_tokens=300, temperature=0)
+    assert reply.choices[0].message.tool_calls
+    [call] = reply.choices[0].message.tool_calls
+    assert call.type == "custom"
+    assert call.custom.name == "write"
+    assert expected is None or call.custom.input in expected
+    stream = client.chat.completions.create(**fields, max_tokens=300, temperature=0, stream=True)
+    deltas: list[Any] = [delta for chunk in stream for delta in chunk.choices[0].delta.tool_calls or ()]
+    assert "".join(delta.custom["input"] for delta in deltas) == call.custom.input
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Written."}
+    fields["messages"] = [*FRANCE, {"role": "assistant", "tool_calls": [call.model_dump()]}, result]
+    assert client.chat.completions.create(**{**fields, "tool_choice": "none"}).choices
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_the_tools_that_are_allowed_are_called(client: openai.OpenAI, mode: str) -> None:
+    other: Any = {"type": "function", "function": {"name": "get_time"}}
+    allowed: Any = {"mode": mode, "tools": [{"type": "function", "function": {"name": "get_time"}}]}
+    reply = client.chat.completions.create(
+        model="default",
+        messages=[{"role": "user", "content": "What is the weather in Oslo?"}],
+        tools=[WEATHER, other],
+        tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
+        temperature=0,
+        max_tokens=300,
+    )
+    calls = reply.choices[0].message.tool_calls or []
+    assert all(call.type == "function" and call.function.name == "get_time" for call in calls)
+    assert mode == "auto" or calls
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"guided_choice": ["yes, surely", "no, never"]},

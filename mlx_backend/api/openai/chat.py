@@ -25,6 +25,7 @@ from mlx_backend.api.openai.stream import (
     ReplyForm,
     reasoning_object,
 )
+from mlx_backend.api.tools import Tools
 from mlx_backend.chat.reply import ContentLogprobs
 from mlx_backend.conversation.events import (
     ContentDelta,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from mlx_backend.api.openai.stream import LogprobsFormat
+    from mlx_backend.api.tools import Arguments
     from mlx_backend.chat.reply import Reply, ReplyEvent
     from mlx_backend.chat.reply_group import ReplyGroup
     from mlx_backend.chat.service import Service
@@ -180,10 +182,11 @@ class ChatCompletionCall(BodyCall[ChatBody]):
         reasoning_format = self.body.reasoning_format_or(settings.reasoning_format)
         request = self.body.request(self.written, reasoning_format)
         reply = service.chat_replies(request, self.body.num_choices, client)
-        engine = service.engine
+        engine, tools = service.engine, self.body.tools or Tools()
         choices = [
             ChatWriter(
                 call_id=each.call_id,
+                tools=tools,
                 reasoning_format=reasoning_format,
                 reasoning_field=settings.reasoning_field,
                 logprobs=ChatLogprobs(engine.tokenizer.bytes_of) if self.body.logprobs else None,
@@ -200,12 +203,13 @@ FORM = ReplyForm("chatcmpl-", "chat.completion.chunk", "chat.completion")
 
 
 class ChatWriter(ChoiceWriter):
-    """Writes one reply to a conversation. `call_id` gives the id of a tool call by its index."""
+    """Writes one reply to a conversation. `call_id` gives the id of a call of `tools` by its index."""
 
     def __init__(
         self,
         *,
         call_id: Callable[[int], str],
+        tools: Tools,
         reasoning_format: ReasoningFormat = ReasoningFormat.SEPARATE,
         reasoning_field: ReasoningField = ReasoningField.REASONING_CONTENT,
         logprobs: LogprobsFormat | None = None,
@@ -213,6 +217,8 @@ class ChatWriter(ChoiceWriter):
         super().__init__(logprobs=logprobs)
         self._call_id = call_id
         self._reasoning = reasoning_deltas(reasoning_format, reasoning_field)
+        self._tools = tools
+        self._calls: dict[int, tuple[str, Arguments]] = {}
         self._complete_calls: set[int] = set()
 
     def opening(self) -> list[Chunk]:
@@ -229,13 +235,18 @@ class ChatWriter(ChoiceWriter):
             case ContentDelta(text):
                 return [*self._reasoning_end(), Chunk({"content": text}, self.take_logprobs())]
             case ToolCallStart(index, name):
-                head = {"id": self._call_id(index), "type": "function"}
-                return [*self._reasoning_end(), _call_chunk(index, {"name": name, "arguments": ""}, **head)]
+                tool = self._tools.named(name)
+                self._calls[index] = tool.kind, tool.text()
+                head = {"id": self._call_id(index), "type": tool.kind}
+                return [*self._reasoning_end(), self._call_chunk(index, "", head, name=tool.name)]
             case ToolCallDelta(index, arguments):
-                return [_call_chunk(index, {"arguments": arguments})]
+                more = self._calls[index][1].feed(arguments)
+                return [self._call_chunk(index, more)] if more else []
             case ToolCallEnd(index, complete):
                 if complete:
                     self._complete_calls.add(index)
+                    more, _ = self._calls[index][1].close()
+                    return [self._call_chunk(index, more)] if more else []
             case StreamEnd(finish):
                 return [*self._reasoning_end(), self.ending(finish)]
         return []
@@ -250,25 +261,18 @@ class ChatWriter(ChoiceWriter):
         A call that was cut stays open in a stream. Here it is left out.
         """
         texts = {key: "".join(parts) for key, parts in deltas.items() if key not in ("role", "tool_calls")}
-        calls: dict[int, dict[str, Any]] = {}
+        whole = []
         for [delta] in deltas.get("tool_calls", ()):
-            call = calls.setdefault(delta["index"], {**delta, "arguments": []})
-            call["arguments"].append(delta["function"]["arguments"])
-        whole = [
-            {
-                "id": call["id"],
-                "type": call["type"],
-                "function": {"name": call["function"]["name"], "arguments": "".join(call["arguments"])},
-            }
-            for index, call in calls.items()
-            if index in self._complete_calls
-        ]
+            if "id" in delta and delta["index"] in self._complete_calls:
+                kind, text = self._calls[delta["index"]]
+                called = {**delta[kind], text.name: text.close()[1]}
+                whole.append({"id": delta["id"], "type": kind, kind: called})
         message: dict[str, Any] = {"role": "assistant", "content": None if whole else "", **texts}
         return {"message": {**message, "tool_calls": whole} if whole else message}
 
     def _reasoning_end(self) -> list[Chunk]:
         return [Chunk(delta) for delta in self._reasoning.close()]
 
-
-def _call_chunk(index: int, function: dict[str, str], **head: str) -> Chunk:
-    return Chunk({"tool_calls": [{"index": index, **head, "function": function}]})
+    def _call_chunk(self, index: int, more: str, head: Mapping[str, str] = {}, **name: str) -> Chunk:
+        kind, text = self._calls[index]
+        return Chunk({"tool_calls": [{"index": index, **head, kind: {**name, text.name: more}}]})

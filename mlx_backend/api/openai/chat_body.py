@@ -12,7 +12,6 @@ From here on a part is a number, and no other code handles megabytes of base64. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -27,9 +26,11 @@ from mlx_backend.api.openai.objects import (
     Messages,
     ResponseFormatInput,
     ToolChoiceInput,
+    ToolInput,
 )
-from mlx_backend.api.reply_fields import ConversationBody, accepts, as_json, as_whole, offer
-from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
+from mlx_backend.api.reply_fields import ConversationBody, accepts, as_json, as_whole
+from mlx_backend.api.tools import Tools, input_as_arguments
+from mlx_backend.chat.request import AnswerFormat, ChatRequest
 from mlx_backend.conversation.json_values import excerpt, json_type, unwrapped_schema
 from mlx_backend.conversation.result_media import with_media_as_parts
 from mlx_backend.images import Detail, ImageSource
@@ -97,20 +98,20 @@ def _source(part: Mapping[str, Any], where: str) -> ImageSource:
     return ImageSource(where=where, url=url, detail=wanted)
 
 
-def as_tool_choice(value: Any) -> Any:
-    """Return which tool calls a reply has to make."""
-    match value:
-        case None | "auto" | "none":
-            return value
-        case "required" | "any":
-            return ToolChoice(required=True)
-        case {"function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
-            return ToolChoice(name=name)
-    raise PydanticCustomError(
-        "tool_choice",
-        """must be "auto", "none", "required" or {form}""",
-        {"form": '{"type": "function", "function": {"name": …}}'},
-    )
+def with_function_calls(message: Any) -> Any:
+    """Return a message with its calls of custom tools as those of the functions that the model knows."""
+    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_function_call(call) for call in calls]}
+
+
+def _function_call(call: Any) -> Any:
+    match call:
+        case {"type": "custom", "custom": {"name": name, "input": str(text)}}:
+            function = {"name": name, "arguments": input_as_arguments(text)}
+            return {"id": call.get("id"), "type": "function", "function": function}
+    return call
 
 
 def as_answer_format(value: Any) -> Any:
@@ -145,34 +146,6 @@ def _schema_format(written: dict[Any, Any], field: str = "response_format") -> A
 def as_json_schema(value: Any) -> Any:
     """Accept a schema as text."""
     return as_json(value, "json_schema")
-
-
-class Function(Lenient):
-    """A tool's name, description and parameters."""
-
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(Lenient):
-    """One entry of `tools`; the flat form of the Responses API is accepted too."""
-
-    type: Literal["function"] = "function"
-    function: Function
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nested(cls, tool: Any) -> Any:
-        flat = isinstance(tool, dict) and "name" in tool and "function" not in tool
-        return {"function": {key: tool[key] for key in tool if key != "type"}, **tool} if flat else tool
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the nested form, with only what templates use."""
-        optional = {"description": self.function.description, "parameters": self.function.parameters}
-        sent = {key: value for key, value in optional.items() if value is not None}
-        return {"type": "function", "function": {"name": self.function.name, **sent}}
 
 
 type _Kind = Literal["json_object", "json_schema", "regex", "choice"]
@@ -221,11 +194,10 @@ class ChatBody(ConversationBody, GenerationBody):
     read_elsewhere: ClassVar[dict[str, Any]] = EFFORT_FIELDS
 
     messages: Annotated[list[Any], DescribedAs(Messages)]
-    tools: list[Tool] | None = None
-    tool_choice: Annotated[
-        str | ToolChoice | None,
-        BeforeValidator(as_tool_choice, json_schema_input_type=ToolChoiceInput),
+    tools: Annotated[
+        Tools | None, BeforeValidator(Tools.parse_functions, json_schema_input_type=list[ToolInput] | None)
     ] = None
+    tool_choice: Annotated[Any, DescribedAs(ToolChoiceInput)] = None
     response_format: Annotated[
         AnswerFormat | None,
         BeforeValidator(as_answer_format, json_schema_input_type=ResponseFormatInput),
@@ -306,26 +278,21 @@ class ChatBody(ConversationBody, GenerationBody):
                 "one: send one of them.",
                 "continue_final_message",
             )
-        messages = with_media_as_parts(self.messages)
+        messages = with_media_as_parts([with_function_calls(message) for message in self.messages])
         _check_contents(messages)
         messages, images = take_images(messages)
-        tools: dict[str, dict[str, Any]] = {}
-        for at, tool in enumerate(self.tools or ()) if self.tool_choice != "none" else ():
-            offer(tools, tool.as_dict(), f"tools[{at}].function.name")
-        choice = self.tool_choice if isinstance(self.tool_choice, ToolChoice) else ToolChoice()
-        strict = (
-            frozenset(tool.function.name for tool in self.tools or () if tool.function.strict) & tools.keys()
-        )
+        tools, choice = (self.tools or Tools()).choice(self.tool_choice)
         return ChatRequest(
             messages=messages,
             images=images,
-            tools=list(tools.values()),
+            tools=tools.functions,
+            tool_paths=tools.paths,
             max_tokens=self.setting(*LIMIT_NAMES),
             stop=self.stop,
             logprobs=self._logprobs(),
             role_mapping=self.role_mapping,
             answer_format=self._answer_format(),
-            tool_choice=replace(choice, strict=strict),
+            tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             continue_last=self.continue_final_message is not False,
             add_generation_prompt=self.add_generation_prompt is not False,

@@ -64,12 +64,27 @@ class CalledFunction(TypedDict):
     arguments: str
 
 
+class CalledCustomTool(TypedDict):
+    """What a call of a custom tool calls, and with which text."""
+
+    name: str
+    input: str
+
+
 class MessageCall(TypedDict):
-    """A tool call of an earlier reply."""
+    """A call of a function in an earlier reply."""
 
     id: str
     type: NotRequired[Literal["function"]]
     function: CalledFunction
+
+
+class CustomCall(TypedDict):
+    """A whole call of a custom tool."""
+
+    id: str
+    type: Literal["custom"]
+    custom: CalledCustomTool
 
 
 class ChatMessage(TypedDict):
@@ -79,27 +94,104 @@ class ChatMessage(TypedDict):
     content: NotRequired[str | list[TextPart | ImagePart] | None]
     name: NotRequired[str]
     reasoning_content: NotRequired[str | None]
-    tool_calls: NotRequired[list[MessageCall] | None]
+    tool_calls: NotRequired[list[MessageCall | CustomCall] | None]
     tool_call_id: NotRequired[str]
 
 
 type Messages = Annotated[list[ChatMessage], Field(min_length=1)]
 
 
-class NamedFunction(TypedDict):
-    """A function, by its name."""
+class FunctionDefinition(TypedDict):
+    """A function. Calls match the parameters if it is `strict`."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: NotRequired[str | None]
+    parameters: NotRequired[dict[str, Any] | None]
+    strict: NotRequired[bool | None]
+
+
+class FunctionInput(TypedDict):
+    """A tool that is a function."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class GrammarDefinition(TypedDict):
+    """A grammar."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Field(min_length=1, max_length=100_000)]
+
+
+class GrammarInput(TypedDict):
+    """The input of a custom tool matches a grammar."""
+
+    type: Literal["grammar"]
+    grammar: GrammarDefinition
+
+
+class AnyTextInput(TypedDict):
+    """The input of a custom tool is any text."""
+
+    type: Literal["text"]
+
+
+class CustomDefinition(TypedDict):
+    """A custom tool."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: NotRequired[str | None]
+    format: NotRequired[AnyTextInput | GrammarInput | None]
+
+
+class CustomInput(TypedDict):
+    """A tool whose input is a text."""
+
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+
+type ToolInput = FunctionInput | CustomInput
+
+
+class Named(TypedDict):
+    """A tool, by its name."""
 
     name: str
 
 
-class NamedTool(TypedDict):
-    """The tool that has to be called."""
+class NamedFunction(TypedDict):
+    """The function that has to be called, or that may be."""
 
     type: Literal["function"]
-    function: NamedFunction
+    function: Named
 
 
-type ToolChoiceInput = Literal["auto", "none", "required"] | NamedTool | None
+class NamedCustomTool(TypedDict):
+    """The custom tool that has to be called, or that may be."""
+
+    type: Literal["custom"]
+    custom: Named
+
+
+class AllowedTools(TypedDict):
+    """Which tools may be called, and whether one of them has to be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction | NamedCustomTool]
+
+
+class AllowedToolsChoice(TypedDict):
+    """Of all the tools only some may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+type ToolChoiceInput = (
+    Literal["auto", "none", "required"] | NamedFunction | NamedCustomTool | AllowedToolsChoice | None
+)
 
 
 class TextFormat(TypedDict):
@@ -305,7 +397,7 @@ class TextLogprobsObject(TypedDict):
 
 
 class ToolCallObject(TypedDict):
-    """A whole tool call."""
+    """A whole call of a function."""
 
     id: str
     type: Literal["function"]
@@ -328,6 +420,22 @@ class StreamedToolCall(TypedDict):
     function: StreamedFunction
 
 
+class StreamedInput(TypedDict):
+    """What is new of a call of a custom tool: first the name, with no input yet, then pieces of the input."""
+
+    name: NotRequired[str]
+    input: str
+
+
+class StreamedCustomCall(TypedDict):
+    """What is new of a call of a custom tool in a stream. `id` and `type` come once, with the name."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["custom"]]
+    custom: StreamedInput
+
+
 class ReplyMessage(TypedDict):
     """A reply. With calls alone its content is null."""
 
@@ -335,7 +443,7 @@ class ReplyMessage(TypedDict):
     content: str | None
     reasoning_content: NotRequired[str]
     reasoning: NotRequired[str]
-    tool_calls: NotRequired[list[ToolCallObject]]
+    tool_calls: NotRequired[list[ToolCallObject | CustomCall]]
 
 
 class ReplyChoice(TypedDict):
@@ -381,7 +489,7 @@ class ReplyDelta(TypedDict, total=False):
     content: str
     reasoning_content: str
     reasoning: str
-    tool_calls: list[StreamedToolCall]
+    tool_calls: list[StreamedToolCall | StreamedCustomCall]
 
 
 class ChunkChoice(TypedDict):

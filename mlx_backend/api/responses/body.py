@@ -15,7 +15,7 @@ from mlx_backend.api.openai.objects import EFFORT_FIELDS
 from mlx_backend.api.reply_fields import ConversationBody, Limit, accepts, as_whole
 from mlx_backend.api.responses.items import ItemConversation, resolved
 from mlx_backend.api.responses.objects import ReasoningConfig
-from mlx_backend.api.responses.tools import KnownTool, Tools, parsed_tool
+from mlx_backend.api.tools import KnownTool, Tools
 from mlx_backend.chat.request import AnswerFormat, ChatRequest
 from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.conversation.result_media import with_media_as_parts
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 
 INCLUDES = ("reasoning.encrypted_content", "message.output_text.logprobs")
 """What `include` can add here; other values are ignored, and named."""
-
-
-def as_tools(value: Any) -> Any:
-    """Check the tools of the kinds that are known; of others only that they are tools."""
-    if not isinstance(value, list):
-        return value
-    return [parsed_tool(tool, f"tools[{at}]") for at, tool in enumerate(value)]
 
 
 class TextOptions(Lenient):
@@ -73,9 +66,9 @@ class ResponsesBody(ConversationBody):
     instructions: str | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    tools: Annotated[list[Any] | None, BeforeValidator(as_tools, json_schema_input_type=list[KnownTool])] = (
-        None
-    )
+    tools: Annotated[
+        Tools | None, BeforeValidator(Tools.parse, json_schema_input_type=list[KnownTool] | None)
+    ] = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Limit = None
@@ -119,7 +112,7 @@ class ResponsesBody(ConversationBody):
             conversation.add(item, f"input[{at}]")
         if not any(message["role"] != "system" for message in conversation.messages):
             raise refuse("input is missing: send a text, or a list of items.", "input")
-        tools = Tools.of(self.tools or [])
+        tools = self.tools or Tools()
         usable, choice = tools.choice(self.tool_choice)
         return ParsedRequest(
             ChatRequest(

@@ -17,7 +17,7 @@ from mlx_backend.api.responses.store import StoreProtocol
 from mlx_backend.api.responses.stream import ResponseWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from mlx_backend.api.base import OnDisconnect
     from mlx_backend.api.responses.body import ParsedRequest
@@ -57,15 +57,6 @@ class CreateResponseCall(BodyCall[ResponsesBody]):
     def stream(self) -> bool:
         """Whether the response is to be streamed."""
         return bool(self.body.stream)
-
-    @property
-    def ignored(self) -> Sequence[str]:
-        """Fields that are ignored, and tools that are left out since they run at OpenAI."""
-        tools = self.body.tools or []
-        hosted = [
-            f"tools[{at}].{tool.get('type')}" for at, tool in enumerate(tools) if isinstance(tool, dict)
-        ]
-        return [*super().ignored, *hosted]
 
     def start(self, service: Service, client: QueueClient) -> tuple[Reply | ReplyGroup, ResponseWriter]:
         """Start the reply."""

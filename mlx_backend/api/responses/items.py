@@ -10,13 +10,12 @@ no tools but their names; raises the ApiError that names the item.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlx_backend.api.errors import refuse
-from mlx_backend.api.responses.tools import INPUT, flat_name
 from mlx_backend.api.sealed_reasoning import NotSealedHere, unseal
+from mlx_backend.api.tools import flat_name, input_as_arguments
 from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.conversation.message_parts import REASONING_CONTENT
 from mlx_backend.images import Detail, ImageSource
@@ -53,7 +52,7 @@ class ItemConversation:
                 self._add_call(item, _text(item, "arguments", where, default="{}"), where)
             case "custom_tool_call":
                 written = _text(item, "input", where, default="")
-                self._add_call(item, json.dumps({INPUT: written}, ensure_ascii=False), where)
+                self._add_call(item, input_as_arguments(written), where)
             case "function_call_output" | "custom_tool_call_output":
                 call_id = _text(item, "call_id", where)
                 content = self._content(item.get("output"), f"{where}.output")

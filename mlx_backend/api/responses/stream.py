@@ -9,8 +9,6 @@ have ended with. A call that was cut is not among the output: it must not be run
 
 from __future__ import annotations
 
-import json
-import re
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -18,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.api import json_text
 from mlx_backend.api.json_text import dumps
 from mlx_backend.api.openai.stream import timings_object
-from mlx_backend.api.responses.tools import INPUT, ToolName
 from mlx_backend.api.sealed_reasoning import seal
+from mlx_backend.api.tools import Arguments, ToolName
 from mlx_backend.chat.reply import ContentLogprobs
 from mlx_backend.conversation.events import (
     Channel,
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.api.errors import ApiError
     from mlx_backend.api.openai.stream import ChatLogprobs
-    from mlx_backend.api.responses.tools import Tools
+    from mlx_backend.api.tools import Tools
     from mlx_backend.chat.reply import ReplyEvent, TokenLogprobs, Usage
     from mlx_backend.chat.reply_group import GroupEvent
     from mlx_backend.engine.base import Progress
@@ -51,55 +49,6 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-
-
-_HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
-_TEXT = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*')
-_HIGH_SURROGATE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
-
-
-class InputText:
-    """`feed` a custom tool's arguments, a JSON object with one text, and get that text as it grows."""
-
-    def __init__(self) -> None:
-        self._written: list[str] = []
-        self._shown: list[str] = []
-        self._held = ""
-        self._is_begun = self._is_over = False
-
-    def feed(self, arguments: str) -> str:
-        """Return what more of the text is known."""
-        self._written.append(arguments)
-        if self._is_over:
-            return ""
-        text = self._held + arguments
-        if not self._is_begun:
-            head = _HEAD.match(text)
-            if head is None:
-                self._held = text
-                return ""
-            self._is_begun, text = True, text[head.end() :]
-        found = _TEXT.match(text)
-        assert found is not None  # it may be empty
-        end = found.end()
-        self._is_over = text[end : end + 1] == '"'
-        if not self._is_over and (half := _HIGH_SURROGATE.search(text, max(0, end - 6), end)):
-            end = half.start()
-        self._held = text[end:]
-        more: str = json.loads(f'"{text[:end]}"', strict=False)
-        self._shown.append(more)
-        return more
-
-    def close(self) -> tuple[str, str]:
-        """Return what more there is of the text, and the whole of it: the arguments, if they are something else."""
-        written, shown = "".join(self._written), "".join(self._shown)
-        try:
-            value = json.loads(written)
-        except ValueError:
-            value = None
-        text = value.get(INPUT) if isinstance(value, dict) else None
-        whole = text if isinstance(text, str) else written
-        return (whole[len(shown) :] if whole.startswith(shown) else ""), whole
 
 
 class _Item:
@@ -154,7 +103,7 @@ class ResponseWriter:
         self._tokens: list[TokenLogprobs] = []
         self._all_logprobs: list[dict[str, Any]] = []
         self._is_cut = False
-        self._call: tuple[ToolName, InputText] = ToolName(""), InputText()
+        self._call: tuple[ToolName, Arguments] = ToolName(""), Arguments()
 
     # -- api/base.py's ReplyWriter ----------------------------------------------------------------------------
 
@@ -175,7 +124,7 @@ class ResponseWriter:
             case ToolCallStart(index, name):
                 return self._end_item() + self._begin_call(index, name)
             case ToolCallDelta(_, arguments):
-                return self._call_delta(arguments)
+                return self._call_delta(self._call[1].feed(arguments))
             case ToolCallEnd(index, complete):
                 return self._end_call(index) if complete else b""
         return b""
@@ -308,38 +257,29 @@ class ResponseWriter:
 
     def _begin_call(self, index: int, name: str) -> bytes:
         tool = self._tools.named(name)
-        self._call = tool, InputText()
+        self._call = tool, tool.text()
         kind, prefix = ("custom_tool_call", "ctc") if tool.is_custom else ("function_call", "fc")
-        return self._begin(kind, prefix, {**self._call_fields(index), **_given(tool, "")})
+        return self._begin(kind, prefix, self._call_fields(index, ""))
 
-    def _call_fields(self, index: int) -> dict[str, Any]:
-        tool, _ = self._call
-        namespace = {"namespace": tool.namespace} if tool.namespace else {}
-        return {"call_id": self._call_id(index), "name": tool.name, **namespace}
-
-    def _call_delta(self, arguments: str) -> bytes:
-        assert self._item is not None
+    def _call_fields(self, index: int, text: str) -> dict[str, Any]:
         tool, given = self._call
-        self._item.text.append(arguments)
-        if not tool.is_custom:
-            return self._item_event("response.function_call_arguments.delta", {"delta": arguments})
-        more = given.feed(arguments)
-        return self._item_event("response.custom_tool_call_input.delta", {"delta": more}) if more else b""
+        namespace = {"namespace": tool.namespace} if tool.namespace else {}
+        return {"call_id": self._call_id(index), "name": tool.name, **namespace, given.name: text}
+
+    def _call_delta(self, more: str) -> bytes:
+        kind = "custom_tool_call_input" if self._call[0].is_custom else "function_call_arguments"
+        return self._item_event(f"response.{kind}.delta", {"delta": more}) if more else b""
 
     def _end_call(self, index: int) -> bytes:
-        assert self._item is not None
         tool, given = self._call
-        data = b""
+        more, text = given.close()
+        data = self._call_delta(more)
         if tool.is_custom:
-            more, text = given.close()
-            if more:
-                data += self._item_event("response.custom_tool_call_input.delta", {"delta": more})
             data += self._item_event("response.custom_tool_call_input.done", {"input": text})
         else:
-            text = "".join(self._item.text)
             done = {"arguments": text, "name": tool.name}
             data += self._item_event("response.function_call_arguments.done", done)
-        return data + self._end({**self._call_fields(index), **_given(tool, text)})
+        return data + self._end(self._call_fields(index, text))
 
     def _end_item(self, *, is_cut: bool = False) -> bytes:
         """End the reasoning or the message that is being written. A call that is cut is not ended: it is no call."""
@@ -396,7 +336,3 @@ def _summary(text: str) -> dict[str, str]:
 
 def _reasoning(text: str) -> dict[str, str]:
     return {"type": "reasoning_text", "text": text}
-
-
-def _given(tool: ToolName, text: str) -> dict[str, str]:
-    return {"input" if tool.is_custom else "arguments": text}

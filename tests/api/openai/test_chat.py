@@ -91,6 +91,42 @@ def test_a_tool_call(client: Client, tools: list[Any]) -> None:
     assert deltas[0]["id"] != call["id"]
 
 
+PATCH = {"type": "custom", "custom": {"name": "patch", "description": "Changes a file."}}
+PATCH_CALL = (
+    "<|channel|>commentary to=functions.patch <|constrain|>json<|message|>"
+    '{"input": "*** Begin\\n\\"Oslo\\" \\ud83d\\ude00 é"}<|call|>'
+)
+PATCH_TEXT = '*** Begin\n"Oslo" 😀 é'
+
+
+@pytest.mark.parametrize("tool", [PATCH, {"type": "custom", "name": "patch"}], ids=["nested", "flat"])
+def test_a_call_of_a_custom_tool_has_its_text(tool: dict[str, Any]) -> None:
+    with ScriptedEngine(lambda _: PATCH_CALL) as engine:
+        client = client_of(engine)
+        (call,) = message(client, tools=[tool])["tool_calls"]
+        assert (call["type"], call["custom"]) == ("custom", {"name": "patch", "input": PATCH_TEXT})
+        deltas = [
+            delta
+            for chunk in streamed(client, tools=[tool])
+            for delta in chunk["choices"][0]["delta"].get("tool_calls", [])
+        ]
+        assert deltas[0].keys() == {"index", "id", "type", "custom"}
+        assert deltas[0]["custom"] == {"name": "patch", "input": ""}
+        assert "".join(delta["custom"]["input"] for delta in deltas) == PATCH_TEXT
+        assert len(deltas) > 3
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "Done."}
+        answered(client, messages=[USER, {"role": "assistant", "tool_calls": [call]}, result], tools=[tool])
+        assert '{"input": "*** Begin' in engine.requests[-1].prompt
+        assert "Done." in engine.requests[-1].prompt
+
+
+def test_a_call_of_a_custom_tool_that_is_cut_is_no_call() -> None:
+    with ScriptedEngine(lambda _: PATCH_CALL) as engine:
+        client = client_of(engine)
+        tokens = answered(client, tools=[PATCH]).get_json()["usage"]["completion_tokens"]
+        assert "tool_calls" not in message(client, tools=[PATCH], max_tokens=tokens - 3)
+
+
 def test_tool_choice_none_removes_the_tools(engine: ScriptedEngine, client: Client) -> None:
     assert "tool_calls" not in message(client, tools=[WEATHER], tool_choice="none")
     assert "weather" not in engine.requests[-1].prompt

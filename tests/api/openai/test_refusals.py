@@ -115,9 +115,20 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"guided_regex": "("}, "guided_regex", "unclosed group"),
     ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "can be held to one of them"),
     ({"tool_choice": "required"}, "tool_choice", "the request has no tools"),
-    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "no tool"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "no function tool"),
     ({"tool_choice": "banana"}, "tool_choice", "required"),
     ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "required"),
+    (
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "some", "tools": []}}},
+        "tool_choice.allowed_tools.mode",
+        '"some": send auto or required',
+    ),
+    (
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": 5}]}}},
+        "tool_choice.allowed_tools.tools[0]",
+        "by its type and name",
+    ),
+    ({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice", "no custom tool"),
     ({"functions": [{"name": "f"}]}, "functions", "tools"),
     ({"bad_words": ["Paris"]}, "bad_words", "logit_bias"),
     ({"min_tokens": 5}, "min_tokens", "where the model ends it"),
@@ -168,23 +179,46 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"logit_bias": {"1": 1000}}, "logit_bias", "100"),
     ({"logit_bias": {"999999999": 1}}, "logit_bias", "999999999"),
     ({"tools": [{"type": "retrieval"}]}, "tools[0].type", '"retrieval"'),
+    ({"tools": [{"type": "namespace", "name": "n", "tools": []}]}, "tools[0].type", '"namespace"'),
+    ({"tools": [{}]}, "tools[0].type", "null"),
+    ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].custom.name", "missing"),
+    (
+        {"tools": [{"type": "custom", "custom": {"name": "f", "format": {"type": "grammar"}}}]},
+        "tools[0].custom.format",
+        "needs syntax",
+    ),
+    (
+        {
+            "tools": [
+                {
+                    "type": "custom",
+                    "custom": {
+                        "name": "f",
+                        "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "("}},
+                    },
+                }
+            ]
+        },
+        "tools[0].custom.format",
+        "tools[0] (f)",
+    ),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing"),
     ({"tools": "f"}, "tools", '"f"'),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name", "at least 1"),
     ({"tools": [{"type": "function", "function": {"name": 5}}]}, "tools[0].function.name", "got 5"),
     (
         {"tools": [{"name": "f"}, {"name": "f", "description": "Another."}]},
-        "tools[1].function.name",
+        "tools[1].name",
         'another tool called "f", and the two differ',
     ),
     (
         {"tools": [{"name": "f", "parameters": "a schema"}]},
-        "tools[0].function.parameters",
+        "tools[0].parameters",
         '"a schema"',
     ),
     (
         {"tools": [{"name": "g"}, {"name": "f", "strict": True, "parameters": {"type": "banana"}}]},
-        "tools[1].function.parameters",
+        "tools[1].parameters",
         "tools[1] (f): its parameters",
     ),
     ({"reasoning_effort": "banana"}, "reasoning_effort", "medium"),

@@ -11,6 +11,7 @@ import pytest
 from mlx_backend.api.errors import ApiError
 from mlx_backend.api.openai import chat, completions
 from mlx_backend.api.openai.stream import ChunkWriter, usage_object
+from mlx_backend.api.tools import Tools
 from mlx_backend.chat.reply import Usage
 from mlx_backend.conversation.events import (
     Channel,
@@ -51,7 +52,7 @@ USAGE = Usage(10, completion_tokens=4, reasoning_tokens=3, cached_tokens=2, deco
 
 
 def chat_writer(*, include_usage: bool = False, **options: Any) -> ChunkWriter:
-    choice = chat.ChatWriter(call_id=lambda index: f"call_{index}", **options)
+    choice = chat.ChatWriter(call_id=lambda index: f"call_{index}", tools=Tools(), **options)
     return ChunkWriter(chat.FORM, "m", [choice], include_usage=include_usage)
 
 

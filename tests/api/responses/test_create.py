@@ -162,7 +162,7 @@ def test_a_tool_in_a_namespace_is_called_by_both_names(client: Client, prompts: 
 
 def test_the_kinds_of_tools_that_run_elsewhere_are_left_out_and_named(client: Client) -> None:
     response = client.post(PATH, json={"input": "hello", "tools": [WEATHER, {"type": "web_search"}]})
-    assert response.headers["x-mlx-backend-ignored"] == "tools[1].web_search"
+    assert response.headers["x-mlx-backend-ignored"] == "tools.web_search"
     assert refused(client, tools=[{"type": "web_search"}], tool_choice={"type": "web_search"})["param"] == (
         "tool_choice"
     )
@@ -288,7 +288,7 @@ def test_a_response_that_is_cut_is_incomplete_and_its_call_is_none(client: Clien
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         (
             {"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"}}]},
-            "tools[0].format.definition",
+            "tools[0].format",
         ),
         ({"tools": [{**PATCH, "format": {"type": "grammar"}}]}, "tools[0].format"),
     ],

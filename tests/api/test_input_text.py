@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from mlx_backend.api.responses.stream import InputText
+from mlx_backend.api.tools import InputText
 
 TEXTS = [
     "",
