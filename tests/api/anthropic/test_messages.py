@@ -163,12 +163,17 @@ def test_a_reply_that_fills_the_context_says_so() -> None:
 
 
 def test_a_ping_says_how_much_of_the_prompt_has_been_read() -> None:
-    with ScriptedEngine([Transcript(text=ANSWER, prefill=3)]) as engine:
-        events = streamed(client_of(engine, keepalive_seconds=0))
-    first, *pings = [event for event in events if event["type"] in ("message_start", "ping")]
-    assert first["type"] == "message_start"
-    *_, last = [ping for ping in pings if "total" in ping]
-    assert last["processed"] == last["total"] > 0
+    body = {"messages": [USER], "max_tokens": 9, "stream": True}
+    with ScriptedEngine([Transcript(text=ANSWER, prefill=2)], gated=True) as engine:
+        response = client_of(engine, keepalive_seconds=0).post(PATH, json=body)
+        pieces = response.iter_encoded()
+        assert next(pieces).startswith(b":")
+        assert next(pieces) == b'event: ping\ndata: {"type":"ping"}\n\n'  # it waits
+        engine.advance()
+        assert any(b"message_start" in piece for piece in pieces)
+        engine.advance()
+        assert any(b'"processed":22,"total":22' in piece for piece in pieces)
+        response.close()
 
 
 def test_a_message_that_is_cut_has_no_half_call(client: Client) -> None:
