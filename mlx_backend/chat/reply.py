@@ -38,6 +38,7 @@ from mlx_backend.errors import ReplySuperseded
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 
+    from mlx_backend.chat.recent_prompts import PromptMatch
     from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.conversation.events import EndedBy, FinishReason, Message
     from mlx_backend.conversation.running_replies import RunningReply
@@ -109,7 +110,8 @@ class Usage:
     """What a reply has cost so far. Times are the engine's, in seconds, and are filled in when the reply ends.
 
     `image_tokens` are among those of the prompt; of the `drafted_tokens`, `accepted_tokens` became part of the reply.
-    `repeated_run` is how many tokens it repeated over and over, if that is why it was ended.
+    `repeated_run` is how many tokens it repeated over and over, if that is why it was ended. `match` says how much of
+    the prompt of a conversation was sent before.
     """
 
     prompt_tokens: int
@@ -123,6 +125,7 @@ class Usage:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     repeated_run: int | None = None
+    match: PromptMatch | None = None
 
 
 class UsageMeter:
@@ -360,6 +363,7 @@ class ReplySetup:
     prompt_tokens: int
     special_tokens: Mapping[int, str]
     image_tokens: int = 0
+    match: PromptMatch | None = None
     effort: Resolution | None = None
     priority: int = 0
     thinking_budget: int | None = None
@@ -391,6 +395,7 @@ class Reply:
         self._setup = setup
         self._parser = setup.parser
         self._meter = UsageMeter(setup.prompt_tokens, setup.special_tokens, image_tokens=setup.image_tokens)
+        self.usage.match = setup.match
         # Of a text as the model wrote it, every token is part.
         is_raw = isinstance(setup.parser, RawText)
         self._logprobs = LogprobsAligner(setup.special_tokens, every_token=is_raw)

@@ -75,6 +75,7 @@ class ReplyGroup:
         first_token = min(each.queue_seconds + each.prefill_seconds for each in own)
         end = max(each.queue_seconds + each.prefill_seconds + each.decode_seconds for each in own)
         usage = self._usage
+        usage.match = own[0].match
         usage.prompt_tokens = sum(each.prompt_tokens for each in prompts)
         usage.image_tokens = sum(each.image_tokens for each in prompts)
         usage.completion_tokens = self.completion_tokens

@@ -23,12 +23,14 @@ from mlx_backend.chat.infill import infill_format
 from mlx_backend.chat.limits import ReplyLimits, TextSize
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.prompt import Prompt
+from mlx_backend.chat.recent_prompts import RecentPrompts, SentPrompt
 from mlx_backend.chat.reply import EchoedPrompt, RawText, Reply, ReplySetup
 from mlx_backend.chat.reply_constraints import ReplyConstraints
 from mlx_backend.chat.reply_group import start_replies
 from mlx_backend.chat.request import CompletionRequest, recognised
 from mlx_backend.chat.request_images import RequestImages
 from mlx_backend.chat.superseded import SupersededReplies
+from mlx_backend.chat.tool_lists import ToolLists
 from mlx_backend.constraints import GrammarError
 from mlx_backend.conversation.json_arguments import is_json_object
 from mlx_backend.conversation.json_values import excerpt
@@ -107,6 +109,8 @@ class Service:
         self._size = TextSize.of_prompts(tokenizer, self._limits)
         self._tokenized_size = TextSize.of_tokenized(tokenizer, engine.context_length)
         self._replies = GeneratedReplies(tokenizer, form.dialect, caches)
+        self._recent_prompts = RecentPrompts(caches)
+        self._tool_lists = ToolLists(caches)
         self._superseded = SupersededReplies(engine.model_id)
         self._constraints = ReplyConstraints(tokenizer, form.dialect, self._limits, caches)
         self._prompts = ChatPrompts(tokenizer, form, self._limits, self._replies, caches)
@@ -185,7 +189,7 @@ class Service:
     def _chat(self, request: ChatRequest, client: QueueClient, n: int) -> ReplyStart:
         """Build the prompt; return what starts each of n replies to it."""
         self._limits.check(request)
-        request = replace(self._images.visible(self._recognised(request)), owner=client.name)
+        request = self._accepted(request, client)
         conversation = self._prompts.conversation(request)
         # Before rendering: what cannot be met is refused at once.
         if not self._limits.has_room_after(count := len(conversation.messages)):
@@ -198,6 +202,14 @@ class Service:
         prompt = self._prompts.prompt(request, conversation, images=images, size=self._size)
         self._check_length(request, conversation, prompt, images)
         unread = self._prompts.unread(request)
+        sent = SentPrompt.of(
+            (request.owner, request.adapter),
+            conversation.messages,
+            request.tools,
+            self._prompts.template_kwargs(request, conversation),
+            prompt.tokens,
+        )
+        match = self._recent_prompts.match(sent)
         seen = images.known() if images is not None else None
 
         def start(index: int) -> Reply:
@@ -207,6 +219,7 @@ class Service:
                 tool_names=names if names.differ else None,
                 prompt_tokens=len(prompt.tokens),
                 image_tokens=prompt.image_tokens,
+                match=match,
                 special_tokens=self.engine.tokenizer.special_tokens,
                 effort=conversation.resolution,
                 priority=request.priority or 0,
@@ -218,7 +231,7 @@ class Service:
                 unread=unread,
                 # Of several replies it is not known with which the conversation goes on.
                 on_finished=lambda finished: self._on_finished(
-                    request, prompt, seen, finished, goes_on=n == 1
+                    request, prompt, sent, seen, finished, goes_on=n == 1
                 ),
                 running=self._superseded.reply_to(request),
             )
@@ -299,7 +312,7 @@ class Service:
     def prompt(self, request: ChatRequest, client: QueueClient = ANYONE) -> Prompt:
         """Build the prompt that `chat` would have the engine continue. Raises what `chat` raises about it."""
         self._limits.check(request)
-        request = replace(self._images.visible(self._recognised(request)), owner=client.name)
+        request = self._accepted(request, client)
         conversation = self._prompts.conversation(request)
         images = self._images.seen(request.images, conversation.messages)
         return self._prompts.prompt(request, conversation, images=images, size=self._tokenized_size)
@@ -314,6 +327,11 @@ class Service:
         tokens = tuple(tokenizer.encode(text, control_tokens=True))
         first = tuple(tokenizer.bos_tokens) if bos else ()
         return tokens if tokens[: len(first)] == first else first + tokens
+
+    def _accepted(self, request: ChatRequest, client: QueueClient) -> ChatRequest:
+        """Return a client's request as it is answered."""
+        request = replace(self._images.visible(self._recognised(request)), owner=client.name)
+        return self._tool_lists.as_first_sent(request)
 
     def _recognised(self, request: ChatRequest) -> ChatRequest:
         wanted = request.background_detection
@@ -408,6 +426,7 @@ class Service:
         self,
         request: ChatRequest,
         prompt: Prompt,
+        sent: SentPrompt,
         images: SeenImages | None,
         finished: FinishedReply,
         *,
@@ -416,6 +435,8 @@ class Service:
         """Remember the reply for the prompts that hold it again, and prewarm what may follow."""
         _log_broken(finished.message.tool_calls)
         self._replies.put(request.owner, prompt, finished)
+        if goes_on:
+            self._recent_prompts.put(sent, finished.tokens)
         if goes_on and not finished.is_cut:
             self._prewarm_next_turn(request, finished.as_history(), images)
 

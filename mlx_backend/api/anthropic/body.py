@@ -111,13 +111,13 @@ class MessagesBody(ConversationBody):
         return isinstance(thinking, Mapping) and thinking.get("display") == "omitted"
 
     def _functions(self) -> dict[str, dict[str, Any]]:
-        """Return the tools as functions, by their names in order: a list in another order is the same list."""
+        """Return the tools as functions, by their names."""
         found: dict[str, dict[str, Any]] = {}
         for at, tool in enumerate(self.tools or ()):
             if tool.is_hosted:
                 continue
             offer(found, tool.as_function(), f"tools[{at}].name")
-        return dict(sorted(found.items()))
+        return found
 
     def _choice_type(self) -> Any:
         return (self.tool_choice or {}).get("type", "auto")

@@ -320,10 +320,11 @@ class UsageObject(TypedDict):
 
 
 class TimingsObject(TypedDict):
-    """llama.cpp's `timings`, and four of ours.
+    """llama.cpp's `timings`, and some of ours.
 
-    How long the request was queued, and when its first token was there; of a reply that was ended because it repeated
-    itself, that it was, and how many tokens it repeated over and over.
+    How many of the prompt's tokens the client has sent before, or got as a reply, and which part of the request is the
+    first that was not; how long the request was queued, and when its first token was there; of a reply that was ended
+    because it repeated itself, that it was, and how many tokens it repeated over and over.
     """
 
     cache_n: int
@@ -335,6 +336,8 @@ class TimingsObject(TypedDict):
     predicted_per_second: float
     queue_ms: float
     first_token_ms: float
+    cache_matched_n: NotRequired[int]
+    cache_broken_by: NotRequired[str]
     draft_n: NotRequired[int]
     draft_n_accepted: NotRequired[int]
     stopped_by: NotRequired[Literal["repetition"]]

@@ -56,7 +56,7 @@ def usage_object(usage: Usage) -> UsageObject:
 def timings_object(usage: Usage) -> TimingsObject:
     """Build `timings` under llama.cpp's names, from which chat pages show tokens per second.
 
-    Four are ours. Drafts are counted if there were any. A reply that was ended because it repeated itself says so, and
+    Some are ours. Drafts are counted if there were any. A reply that was ended because it repeated itself says so, and
     how many tokens it repeated over and over.
     """
     prefilled = usage.prompt_tokens - usage.cached_tokens
@@ -71,6 +71,10 @@ def timings_object(usage: Usage) -> TimingsObject:
         "queue_ms": round(usage.queue_seconds * 1000, 3),
         "first_token_ms": round((usage.queue_seconds + usage.prefill_seconds) * 1000, 3),
     }
+    if usage.match is not None:
+        timings["cache_matched_n"] = usage.match.tokens
+        if usage.match.broken_by:
+            timings["cache_broken_by"] = usage.match.broken_by
     if usage.drafted_tokens:
         timings["draft_n"] = usage.drafted_tokens
         timings["draft_n_accepted"] = usage.accepted_tokens

@@ -1,0 +1,98 @@
+"""The same tools in another order are the same list, in the order in which their client had sent them first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from chat_templates import QWEN_XML_MARKERS, qwen_xml
+from scripted_engine import ScriptedEngine
+
+from mlx_backend.chat.request import ChatRequest
+from mlx_backend.chat.service import Service
+from mlx_backend.engine.base import QueueClient
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": f"To {name}.", "parameters": parameters},
+    }
+
+
+def reordered(value: Any) -> Any:
+    """Return objects with their keys in the opposite order."""
+    return {key: reordered(value[key]) for key in reversed(value)} if isinstance(value, dict) else value
+
+
+TEXT = {"type": "string", "description": "A text."}
+TOOLS = [tool("write", path=TEXT, content=TEXT), tool("read", path=TEXT), tool("ask")]
+CLIENT = QueueClient("key a")
+
+
+class Scene:
+    """A model, and the prompts that it is given."""
+
+    def __init__(self) -> None:
+        self.engine = ScriptedEngine(
+            lambda _: "Hm.\n</think>\n\nYes.<|im_end|>",
+            markers=QWEN_XML_MARKERS,
+            chat_template=qwen_xml(),
+        )
+        self.service = Service(self.engine)
+
+    def prompt(self, tools: list[dict[str, Any]], client: QueueClient = CLIENT, **fields: Any) -> str:
+        messages = [{"role": "user", "content": "hello"}]
+        request = ChatRequest(messages=messages, tools=tools, **fields)
+        return self.engine.tokenizer.decode(self.service.prompt(request, client).tokens)
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [TOOLS[::-1], reordered(dict(enumerate(TOOLS))).values(), [TOOLS[1], reordered(TOOLS[0]), TOOLS[2]]],
+    ids=["tools", "tools and keys", "a tool's keys"],
+)
+def test_the_same_tools_in_another_order_make_the_same_prompt(tools: Any) -> None:
+    with (scene := Scene()).engine:
+        first = scene.prompt(TOOLS)
+        assert first.index("To write.") < first.index("To read.") < first.index("To ask."), "as it was sent"
+        assert scene.prompt(list(tools)) == first
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [TOOLS[1:], [*TOOLS[1:], tool("write", path=TEXT)], [*TOOLS, tool("more")]],
+    ids=["fewer", "another schema", "more"],
+)
+def test_other_tools_are_another_list(tools: list[dict[str, Any]]) -> None:
+    with (scene := Scene()).engine, (fresh := Scene()).engine:
+        scene.prompt(TOOLS)
+        assert scene.prompt(tools) == fresh.prompt(tools)
+
+
+def test_the_order_is_each_clients_own() -> None:
+    with (scene := Scene()).engine:
+        first = scene.prompt(TOOLS)
+        assert scene.prompt(TOOLS[::-1], QueueClient("key b")) != first
+
+
+def test_a_tool_that_is_deferred_changes_nothing_of_the_list() -> None:
+    with (scene := Scene()).engine:
+        first = scene.prompt(TOOLS)
+        later = [tool("late"), *TOOLS[::-1]]
+        assert scene.prompt(later, deferred_tools=frozenset(["late"])) == first
+
+
+def test_an_error_names_the_tool_where_its_client_has_put_it() -> None:
+    wrong = tool("read", path={"type": "nonsense"})
+    choices = [TOOLS[0], wrong], [wrong, TOOLS[0]]
+    with (scene := Scene()).engine:
+        for tools, place in zip(choices, (1, 0), strict=True):
+            scene.prompt(tools)
+            request = scene.service._accepted(ChatRequest(messages=[], tools=tools), CLIENT)
+            paths = {
+                each["function"]["name"]: path
+                for each, path in zip(request.tools, request.tool_paths, strict=True)
+            }
+            assert paths["read"] == f"tools[{place}].function"
