@@ -11,11 +11,12 @@ import io
 import json
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from byte_tokenizer import ByteTokenizer
 from families.tiny_models import FAMILIES as TINY_FAMILIES
+from harmony_data import GPT_OSS_TEMPLATE, HARMONY_DATA
 from running_server import running
 from scripted_engine import ScriptedEngine
 
@@ -26,6 +27,7 @@ from mlx_backend.server.app import App
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
     from running_server import RunningServer
@@ -74,11 +76,52 @@ class Harmony:
         return f"<|channel|>analysis<|message|>{thinking}<|end|><|start|>assistant" if thinking else ""
 
 
+# Qwen3's layout in its shortest form: reasoning stays since the last question, and results stand in a user's turn.
+HERMES_TEMPLATE = """\
+{%- set asked = namespace(at=-1) -%}
+{%- for m in messages -%}{%- if m.role == "user" -%}{%- set asked.at = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- if tools -%}
+{{- "<|im_start|>system\n" -}}
+{{- messages[0].content + "\n\n" if messages[0].role == "system" -}}
+{%- for tool in tools -%}{{- "\n" + (tool | tojson) -}}{%- endfor -%}
+{{- '\nWrite <tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call><|im_end|>\n' -}}
+{%- elif messages[0].role == "system" -%}
+{{- "<|im_start|>system\n" + messages[0].content + "<|im_end|>\n" -}}
+{%- endif -%}
+{%- for m in messages -%}
+{%- if m.role == "user" or (m.role == "system" and not loop.first) -%}
+{{- "<|im_start|>" + m.role + "\n" + m.content + "<|im_end|>\n" -}}
+{%- elif m.role == "assistant" -%}
+{{- "<|im_start|>assistant\n" -}}
+{%- if m.reasoning_content and loop.index0 > asked.at -%}
+{{- "<think>\n" + m.reasoning_content + "\n</think>\n\n" -}}
+{%- endif -%}
+{{- m.content -}}
+{%- for call in m.tool_calls or [] -%}
+{{- "\n" if m.content or not loop.first -}}
+{{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' -}}
+{{- (call.function.arguments if call.function.arguments is string else call.function.arguments | tojson) -}}
+{{- "}\n</tool_call>" -}}
+{%- endfor -%}
+{{- "<|im_end|>\n" -}}
+{%- elif m.role == "tool" -%}
+{{- "<|im_start|>user" if loop.first or messages[loop.index0 - 1].role != "tool" -}}
+{{- "\n<tool_response>\n" + m.content + "\n</tool_response>" -}}
+{{- "<|im_end|>\n" if loop.last or messages[loop.index0 + 1].role != "tool" -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- "<|im_start|>assistant\n" -}}
+{{- "<think>\n\n</think>\n\n" if enable_thinking is defined and not enable_thinking -}}
+{%- endif -%}
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Hermes:
     """Qwen3 and many others. A turn holds any number of calls."""
 
-    template: str = TINY_FAMILIES["hermes-json"].template
+    template: str = HERMES_TEMPLATE
     markers: tuple[str, ...] = TINY_FAMILIES["hermes-json"].tokens
 
     def says(self, text: str, thinking: str = "") -> str:
@@ -92,7 +135,7 @@ class Hermes:
         return self._reasoning(thinking) + "\n".join(written) + "<|im_end|>"
 
     def offers_tools(self, prompt: str) -> bool:
-        return '[{"type": "function"' in prompt
+        return '{"type": "function"' in prompt
 
     def _reasoning(self, thinking: str) -> str:
         return f"<think>\n{thinking}\n</think>\n\n" if thinking else ""
@@ -100,6 +143,19 @@ class Hermes:
 
 type ModelFamily = Harmony | Hermes
 FAMILIES: Mapping[str, ModelFamily] = {"harmony": Harmony(), "hermes": Hermes()}
+PUBLISHED: Mapping[str, tuple[str, Path]] = {
+    "gpt-oss": ("harmony", GPT_OSS_TEMPLATE),
+    "qwen3": ("hermes", HARMONY_DATA / "templates" / "Qwen-Qwen3-0.6B.jinja"),
+}
+"""The families with templates that are no data of ours, where they are there."""
+
+
+def family_of(name: str) -> ModelFamily:
+    """A family, by its name or that of a published template."""
+    if name in FAMILIES:
+        return FAMILIES[name]
+    family, template = PUBLISHED[name]
+    return replace(FAMILIES[family], template=template.read_text(encoding="utf-8"))
 
 
 class _Tokenizer(ByteTokenizer):
@@ -257,7 +313,7 @@ def scripted_server(
     A list is of replies to prompts that offer tools, the next one for each; prompts without tools (titles, summaries)
     get `without_tools`. A function is asked for every prompt.
     """
-    chosen = FAMILIES[family]
+    chosen = family_of(family)
     lock = threading.Lock()
     replies = None if callable(script) else iter(script)
 
