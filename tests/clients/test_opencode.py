@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from scripted_engine import Transcript
 
 from clients import mcp_lookup
 from clients.scripted_models import FAMILIES, MODEL, Call, average_share
@@ -30,9 +31,11 @@ GOAL = 0.990
 TEXT = "one\ntwo\nthree\n"
 
 
-def opencode(sandbox: Sandbox, server: ScriptedServer, wire: str, *arguments: str, **limit: int) -> Finished:
+def opencode(
+    sandbox: Sandbox, server: ScriptedServer, wire: str, *arguments: str, fails: bool = False
+) -> Finished:
     """Run a task with an OpenCode that knows this server, and an MCP server."""
-    limits = {"context": 200_000, "output": 32_000} | limit
+    limits = {"context": 200_000, "output": 32_000}
     model = {"name": "Scripted", "reasoning": True, "tool_call": True, "limit": limits}
     configuration: dict[str, Any] = {
         "autoupdate": False,
@@ -48,7 +51,7 @@ def opencode(sandbox: Sandbox, server: ScriptedServer, wire: str, *arguments: st
         "mcp": {"demo": {"type": "local", "command": [sys.executable, mcp_lookup.__file__]}},
     }
     (sandbox.workspace / "opencode.json").write_text(json.dumps(configuration))
-    return sandbox.run_client("opencode", "run", "--model", f"local/{MODEL}", *arguments)
+    return sandbox.run_client("opencode", "run", "--model", f"local/{MODEL}", *arguments, fails=fails)
 
 
 def task(family: ModelFamily, notes: Path) -> list[str]:
@@ -87,3 +90,76 @@ def test_a_task_reads_edits_runs_and_asks_an_mcp_server(
     assert {exchange.status for exchange in scripted.exchanges} == {200}
     assert len(scripted.agent_prompts) == 5
     assert average_share(scripted) >= GOAL, scripted.misses()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_calls_of_one_reply_are_run_together_and_their_results_come_back_together(
+    server: Callable[..., ScriptedServer], sandbox: Sandbox, notes: Path, wire: str
+) -> None:
+    family = FAMILIES["hermes"]
+    calls = [
+        Call("read", {"filePath": str(notes)}),
+        Call("bash", {"command": "echo forty-two", "description": "Says a number"}),
+        Call("demo_lookup", {"key": "tower"}),
+    ]
+    scripted = server([family.calls(*calls, thinking="All at once."), family.says("Done.")], "hermes")
+    opencode(sandbox, scripted, wire, "Look at everything")
+    _, last = scripted.agent_prompts
+    for result in ("2: two", "forty-two", mcp_lookup.ANSWER):
+        assert result in last.prompt
+    assert min(scripted.shares) >= 0.97, scripted.misses()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_second_task_goes_on_from_the_first_after_long_thinking(
+    server: Callable[..., ScriptedServer], sandbox: Sandbox, notes: Path, wire: str, family: str
+) -> None:
+    chosen = FAMILIES[family]
+    thinking = " ".join(f"Thought {number} is not yet the last." for number in range(120))
+    read = Call("read", {"filePath": str(notes)})
+    script = [
+        chosen.calls(read, thinking=thinking),
+        chosen.says("The first is done.", thinking=thinking),
+        chosen.calls(read),
+        chosen.says("The second is done.", thinking="Short."),
+    ]
+    scripted = server(script, family)
+    assert "The first is done." in opencode(sandbox, scripted, wire, "Think about notes.txt").output
+    finished = opencode(sandbox, scripted, wire, "--continue", "And now once more")
+    assert "The second is done." in finished.output
+    assert "The first is done." in scripted.agent_prompts[2].prompt
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_reply_that_breaks_in_mid_stream_is_asked_for_again(
+    server: Callable[..., ScriptedServer], sandbox: Sandbox, wire: str
+) -> None:
+    family = FAMILIES["harmony"]
+    broken = family.says("This is the beginning", thinking="I begin.").removesuffix("<|return|>")
+    script = [
+        Transcript(text=broken, failure=RuntimeError("The GPU was lost.")),
+        family.says("This is the whole answer."),
+    ]
+    finished = opencode(sandbox, server(script), wire, "Answer")
+    assert "This is the whole answer." in finished.output
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_conversation_that_outgrows_the_context_is_compacted_and_goes_on(
+    server: Callable[..., ScriptedServer], sandbox: Sandbox, wire: str
+) -> None:
+    (sandbox.workspace / "long.txt").write_text("a line of a long file\n" * 2000)
+    family = FAMILIES["hermes"]
+    read = Call("read", {"filePath": str(sandbox.workspace / "long.txt")})
+    scripted = server(
+        [family.calls(read), family.says("It is a long file.")],
+        "hermes",
+        context_length=70_000,
+        without_tools=family.says("SUMMARY: the file was read."),
+    )
+    # It shows the server's error and ends with status 1, although it has gone on.
+    finished = opencode(sandbox, scripted, wire, "Read long.txt", fails=True)
+    assert "the context holds 70000" in finished.output
+    assert "It is a long file." in finished.output
+    assert "SUMMARY: the file was read." in scripted.prompts[-1].prompt

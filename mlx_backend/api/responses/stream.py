@@ -144,8 +144,11 @@ class ResponseWriter:
         return b""
 
     def error(self, error: ApiError) -> bytes:
-        """Write an error in mid-stream."""
-        fields = {"code": error.code or "server_error", "message": error.message}
+        """Write an error in mid-stream. By its code clients know whether to send the request again, or to compact."""
+        code = "server_error" if error.status >= 500 else "invalid_prompt"
+        if error.code == "context_length_exceeded":
+            code = error.code
+        fields = {"code": code, "message": error.message}
         failed = {**self._response, "status": "failed", "error": fields, "output": self._output}
         return self._event("response.failed", {"response": failed})
 
