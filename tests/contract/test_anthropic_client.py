@@ -120,3 +120,12 @@ def test_errors_are_the_clients_own(client: Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]"):
         client.messages.create(model=MODEL_NAME, max_tokens=5, messages=wrong)
     assert [model.id for model in client.models.list()] == [MODEL_NAME]
+
+
+def test_a_model_says_which_efforts_and_formats_clients_may_offer(client: Anthropic) -> None:
+    can = client.models.retrieve(MODEL_NAME).capabilities
+    assert can is not None
+    assert (can.effort.high.supported, can.effort.max.supported) == (True, False)
+    assert can.thinking.types.adaptive.supported
+    assert can.structured_outputs.supported
+    assert not can.image_input.supported

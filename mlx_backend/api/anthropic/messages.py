@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.reply_group import ReplyGroup
     from mlx_backend.chat.service import Service
     from mlx_backend.engine.base import QueueClient
+    from mlx_backend.models.description import ModelDescription
     from mlx_backend.registry.base import Lease, ModelRegistry, ModelStatus
 
 
@@ -96,6 +97,27 @@ class CountTokensCall(BodyCall[MessagesBody]):
         return JsonAnswer({"input_tokens": len(prompt.tokens)})
 
 
+def capabilities_object(description: ModelDescription) -> dict[str, Any]:
+    """Build the API's `capabilities`: clients offer the efforts, thinking and formats of a model by them."""
+
+    def support(is_supported: bool, **inner: Any) -> dict[str, Any]:
+        return {"supported": is_supported, **inner}
+
+    can, efforts = description.capabilities, description.efforts
+    reasons, no = "thinking" in can, support(False)
+    levels = {level: support(level in efforts) for level in ("low", "medium", "high", "xhigh", "max")}
+    kinds = {kind: support(reasons) for kind in ("adaptive", "enabled", "between_tools")}
+    return {
+        "effort": support(any(level["supported"] for level in levels.values()), **levels),
+        "thinking": support(reasons, types={**kinds, "disabled": support(True)}),
+        "structured_outputs": support("structured_output" in can),
+        "image_input": support("vision" in can),
+        "context_management": no,
+        "server_tools": support(False, web_search=no, code_execution=no),
+        **dict.fromkeys(("batch", "citations", "code_execution", "pdf_input"), no),
+    }
+
+
 class _ModelProtocol(AnthropicProtocol):
     """What the addresses of models share."""
 
@@ -107,9 +129,16 @@ class _ModelProtocol(AnthropicProtocol):
         description = description_of(models, status.name)
         if description.kind != "llm":
             return []
-        context = {"max_input_tokens": description.context_length} if description.context_length else {}
+        common: dict[str, Any] = {"created_at": self._created, "lifecycle": "active"}
+        if context := description.context_length:
+            common |= {
+                "max_input_tokens": context,
+                "max_tokens": description.default_max_tokens or context,
+            }
+        if description.capabilities:
+            common["capabilities"] = capabilities_object(description)
         return [
-            {"type": "model", "id": name, "display_name": name, "created_at": self._created, **context}
+            {"type": "model", "id": name, "display_name": name, **common}
             for name in (status.name, *status.aliases)
         ]
 

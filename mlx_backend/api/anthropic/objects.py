@@ -166,13 +166,16 @@ class TokenCount(TypedDict):
 
 
 class AnthropicModel(TypedDict):
-    """A model that can be served, under one of its names."""
+    """A model that can be served, under one of its names; without `capabilities` where it has yet to be downloaded."""
 
     type: Literal["model"]
     id: str
     display_name: str
     created_at: str
+    lifecycle: Literal["active"]
     max_input_tokens: NotRequired[int]
+    max_tokens: NotRequired[int]
+    capabilities: NotRequired[dict[str, Any]]
 
 
 class ModelPage(TypedDict):
