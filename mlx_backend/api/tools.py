@@ -49,6 +49,13 @@ def unnested(written: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any
     return {**written, "type": kind}, where
 
 
+def echoed(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool as a response repeats it: what a function does not have is null there."""
+    tool, _ = unnested(written)
+    absent = ("description", "parameters", "strict") if tool["type"] == "function" else ()
+    return {**dict.fromkeys(absent), **tool}
+
+
 class GrammarFormat(Lenient):
     """What the input of a custom tool is held to."""
 

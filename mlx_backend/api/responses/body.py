@@ -83,6 +83,7 @@ class ResponsesBody(ConversationBody):
     background: bool | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
 
     @property
     def ignored(self) -> list[str]:

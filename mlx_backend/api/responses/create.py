@@ -15,6 +15,7 @@ from mlx_backend.api.responses import objects
 from mlx_backend.api.responses.body import ResponsesBody, check_reasoning
 from mlx_backend.api.responses.store import StoreProtocol
 from mlx_backend.api.responses.stream import ResponseWriter
+from mlx_backend.api.tools import echoed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,12 +66,15 @@ class CreateResponseCall(BodyCall[ResponsesBody]):
         parsed = body.request(self.written, self.store, client.name)
         reply = service.chat(parsed.chat, client)
         summary = asked.get("summary") or asked.get("generate_summary")
+        # OpenAI's and Open Responses' events of reasoning have other names, but for those of a summary.
+        is_plain = not asked
         writer = ResponseWriter(
             self._head(service, parsed, reply, summary),
             parsed.tools,
             call_id=reply.call_id,
             logprobs=ChatLogprobs(engine.tokenizer.bytes_of) if body.wants_logprobs else None,
-            summarises=summary is not None and summary != "none",
+            summarises=is_plain or summary not in (None, "none"),
+            streams_text=not is_plain,
             seals="reasoning.encrypted_content" in (body.include or ()),
             on_end=lambda response: self._store_response(response, parsed, client.name),
         )
@@ -87,21 +91,24 @@ class CreateResponseCall(BodyCall[ResponsesBody]):
         effort, sampling = reply.effort, service.sampling_of(parsed.chat)
         return {
             "background": False,
+            "frequency_penalty": sampling.frequency_penalty,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": body.max_tool_calls,
             "metadata": body.metadata or {},
             "model": service.model_id,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "presence_penalty": sampling.presence_penalty,
             "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
             "reasoning": {"effort": effort.effort if effort else None, "summary": summary},
+            "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": body.store is not False,
             "temperature": sampling.temperature,
             "text": {"format": {"type": "text"}, **(written.get("text") or {})},
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-            "tools": written.get("tools") or [],
+            "tools": [echoed(tool) for tool in written.get("tools") or ()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": sampling.top_p,
             "truncation": "disabled",

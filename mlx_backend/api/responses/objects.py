@@ -141,6 +141,7 @@ class Response(TypedDict):
     error: FailedWith | None
     incomplete_details: IncompleteDetails | None
     background: Literal[False]
+    frequency_penalty: float
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None
@@ -148,9 +149,11 @@ class Response(TypedDict):
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
+    presence_penalty: float
     previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: ReasoningSettings
+    safety_identifier: str | None
     service_tier: Literal["default"]
     store: bool
     temperature: float

@@ -63,8 +63,8 @@ class _Item:
 class ResponseWriter:
     """Implements api/base.py's `ReplyWriter`. `head` are the fields of the response that do not change.
 
-    `call_id` gives the id of a call by its index. With `summarises` reasoning is sent as a summary, too; with `seals`
-    its item has an `encrypted_content`. `on_end` is called with the whole response object.
+    `call_id` gives the id of a call by its index. Reasoning is streamed as a summary with `summarises`, as text with
+    `streams_text`; with `seals` its item has an `encrypted_content`. `on_end` is called with the whole response object.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class ResponseWriter:
         call_id: Callable[[int], str],
         logprobs: ChatLogprobs | None = None,
         summarises: bool = False,
+        streams_text: bool = True,
         seals: bool = False,
         on_end: Callable[[dict[str, Any]], None] = lambda _response: None,
     ) -> None:
@@ -83,6 +84,7 @@ class ResponseWriter:
             "id": self.id,
             "object": "response",
             "created_at": int(time.time()),
+            "completed_at": None,
             "status": "in_progress",
             "error": None,
             "incomplete_details": None,
@@ -93,7 +95,7 @@ class ResponseWriter:
         self._tools = tools
         self._call_id = call_id
         self._logprobs = logprobs
-        self._summarises, self._seals = summarises, seals
+        self._summarises, self._streams_text, self._seals = summarises, streams_text, seals
         self._on_end = on_end
         self._number = 0
         self._num_items = 0
@@ -188,9 +190,9 @@ class ResponseWriter:
             data += self._part_event(
                 "response.reasoning_summary_part.added", "summary_index", {"part": _summary("")}
             )
-        return data + self._part_event(
-            "response.content_part.added", "content_index", {"part": _reasoning("")}
-        )
+        if self._streams_text:
+            data += self._part_event("response.content_part.added", "content_index", {"part": _reasoning("")})
+        return data
 
     def _reasoning_delta(self, text: str) -> bytes:
         assert self._item is not None
@@ -198,7 +200,9 @@ class ResponseWriter:
         data = b""
         if self._summarises:
             data = self._part_event("response.reasoning_summary_text.delta", "summary_index", {"delta": text})
-        return data + self._part_event("response.reasoning_text.delta", "content_index", {"delta": text})
+        if self._streams_text:
+            data += self._part_event("response.reasoning_text.delta", "content_index", {"delta": text})
+        return data
 
     def _end_reasoning(self, text: str) -> bytes:
         data = b""
@@ -207,8 +211,11 @@ class ResponseWriter:
             data += self._part_event(
                 "response.reasoning_summary_part.done", "summary_index", {"part": _summary(text)}
             )
-        data += self._part_event("response.reasoning_text.done", "content_index", {"text": text})
-        data += self._part_event("response.content_part.done", "content_index", {"part": _reasoning(text)})
+        if self._streams_text:
+            data += self._part_event("response.reasoning_text.done", "content_index", {"text": text})
+            data += self._part_event(
+                "response.content_part.done", "content_index", {"part": _reasoning(text)}
+            )
         fields: dict[str, Any] = {
             "summary": [_summary(text)] if self._summarises else [],
             "content": [_reasoning(text)],
