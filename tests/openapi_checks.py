@@ -46,6 +46,10 @@ def check(document: dict[str, Any], path: str, response: TestResponse) -> None:
     status = str(response.status_code)
     described = operation["responses"].get(status) or operation["responses"][f"{status[0]}XX"]
     schema = described["content"][response.mimetype]["schema"]
+    if response.mimetype == "application/x-ndjson":
+        for line in response.get_data(as_text=True).splitlines():
+            validate(document, schema, json.loads(line))
+        return
     if response.mimetype != "text/event-stream":
         is_json = response.mimetype == "application/json"
         validate(document, schema, response.get_json() if is_json else response.get_data(as_text=True))

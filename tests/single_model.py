@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlx_backend.models.files import ModelFiles
 from mlx_backend.registry.base import Lease, ModelStatus
 from mlx_backend.registry.errors import ModelPinned, UnknownModel, WrongType
 
@@ -26,7 +27,7 @@ class SingleModelRegistry:
 
     def acquire(self, name: str | None, wait: float) -> Lease[Service]:
         """Lease the model; nothing is counted."""
-        if name not in self._names:
+        if name not in self._names and (name or "").removesuffix(":latest") not in self._names:
             own = self._service.engine.model_id
             shown = (name or "")[:200]
             raise UnknownModel(
@@ -57,6 +58,16 @@ class SingleModelRegistry:
         """Return what the model can do."""
         self.acquire(name, 0)
         return self._service.description()
+
+    def files(self, name: str) -> ModelFiles:
+        """Return nothing: the model has no files here."""
+        self.acquire(name, 0)
+        return ModelFiles()
+
+    def keep(self, name: str | None, seconds: float) -> bool:
+        """Return False: the model stays in memory."""
+        self.acquire(name, 0)
+        return False
 
     def unload(self, name: str) -> str:
         """Raise ModelPinned."""

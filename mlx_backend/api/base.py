@@ -11,7 +11,7 @@ knows status codes, headers and sockets; an API knows its bodies, and neither kn
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +39,9 @@ class Operation:
     body: Any = None
     """The type of the request's body, as clients write it; None if there is none."""
     event: Any = None
-    """The type of one server-sent event; None where nothing is streamed."""
+    """The type of one streamed object; None where nothing is streamed."""
+    stream_type: str = "text/event-stream"
+    """The media type of a stream: server-sent events, or one JSON object a line."""
     media_type: str = "application/json"
     also_answers: Sequence[int] = ()
     """Further status codes with which `answer` is sent."""
@@ -74,6 +76,16 @@ class Call(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepingCall(Protocol):
+    """A request that says how long its model is to stay in memory after it."""
+
+    @property
+    def keep_alive(self) -> float | None:
+        """The seconds; infinity: always; None: as before."""
+        ...
+
+
 class Described(Protocol):
     """An address that says what it takes and answers."""
 
@@ -83,8 +95,8 @@ class Described(Protocol):
 class ReplyProtocol(Errors, Described, Protocol):
     """An address at which a language model generates a reply."""
 
-    def parse(self, body: bytes) -> ReplyCall:
-        """Parse a request. Raises ApiError naming the field that is wrong."""
+    def parse(self, body: bytes) -> ReplyCall | JsonCall[Any]:
+        """Parse a request: for a reply, or for one JSON object. Raises ApiError naming the field that is wrong."""
         ...
 
 
@@ -104,7 +116,7 @@ class ReplyCall(Call, Protocol):
 class ReplyWriter(Protocol):
     """Writes one reply: `open`, `feed` for each event, `finish`; or `fold` for all of them at once.
 
-    What `open`, `feed` and `finish` return is sent as it is, as server-sent events; b"" sends nothing.
+    What `open`, `feed` and `finish` return is sent as it is; b"" sends nothing.
     """
 
     @property
@@ -149,6 +161,7 @@ class JsonProtocol[S](Errors, Described, Protocol):
         ...
 
 
+@runtime_checkable
 class JsonCall[S](Call, Protocol):
     """A parsed request for one JSON object."""
 

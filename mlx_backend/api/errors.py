@@ -85,6 +85,13 @@ class ApiError(Exception):
         self.headers = headers
         self.numbers = dict(numbers or {})
 
+    @property
+    def placed_message(self) -> str:
+        """The message with the field to blame, for an API that has no place of its own for that."""
+        return (
+            f"{self.param}: {self.message}" if self.param and self.param not in self.message else self.message
+        )
+
 
 def unavailable(
     retry_after: int, message: str, code: str, param: str | None = None, **numbers: int

@@ -61,3 +61,12 @@ def dumps(value: Any) -> str:
 def body(value: Any) -> bytes:
     """Write the body of a JSON response: one line."""
     return (dumps(value) + "\n").encode()
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object, for an API that wants one."""
+    try:
+        value = json.loads(arguments or "{}")
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"arguments": arguments}

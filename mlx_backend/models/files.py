@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_backend.conversation.json_values import is_too_deep
@@ -76,6 +77,32 @@ def read_json_or_empty(file: Path) -> dict[str, Any]:
         return read_json(file)
     except (OSError, ValueError):
         return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """What a model's files say of themselves; empty and 0 for what is not known. `quantization` is as 4bit or MXFP4."""
+
+    architecture: str = ""
+    quantization: str = ""
+    weight_bytes: int = 0
+
+
+def quantization(config: Mapping[str, Any]) -> str:
+    """Return how the weights are stored: 4bit, MXFP4, BF16; empty if the configuration does not say."""
+    config = of_text(config)
+    how = config.get("quantization") or config.get("quantization_config")
+    if isinstance(how, dict):
+        mode, bits = how.get("mode", how.get("quant_method")), how.get("bits")
+        if isinstance(mode, str) and mode not in ("", "affine"):
+            return mode.upper()
+        return f"{bits}bit" if _is_count(bits) else ""
+    kind = config.get("dtype") or config.get("torch_dtype")
+    return (
+        {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}.get(kind, "")
+        if isinstance(kind, str)
+        else ""
+    )
 
 
 def detect_model_type(folder: Path | None, name: str) -> ModelType:

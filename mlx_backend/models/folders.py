@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mlx_backend.errors import EngineError, first_line
-from mlx_backend.models.files import ENCODERS, read_json, read_json_or_empty
+from mlx_backend.models.files import ENCODERS, ModelFiles, quantization, read_json, read_json_or_empty
 from mlx_backend.models.tasks import why_not_served
 
 if TYPE_CHECKING:
@@ -448,6 +448,16 @@ def folder_bytes(folder: Path) -> int | None:
         return sum(file.stat().st_size for file in weight_files(folder)) or None
     except OSError:
         return None
+
+
+def model_files(folder: Path) -> ModelFiles:
+    """Return what the files in a model's folder say of themselves."""
+    config = read_json_or_empty(folder / "config.json")
+    return ModelFiles(
+        architecture=str(config.get("model_type") or ""),
+        quantization=quantization(config),
+        weight_bytes=folder_bytes(folder) or 0,
+    )
 
 
 def adapter_bytes(folder: Path) -> int | None:

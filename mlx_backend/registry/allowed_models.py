@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.service import Service
     from mlx_backend.embedding.embedder import Embedder
     from mlx_backend.models.description import ModelDescription
-    from mlx_backend.models.files import ModelType
+    from mlx_backend.models.files import ModelFiles, ModelType
     from mlx_backend.registry.base import Lease, ModelRegistry, ModelStatus
 
 _MAX_NAMED = 20
@@ -62,6 +62,14 @@ class AllowedModels:
         """Return what a model can do. Raises UnknownModel."""
         self._find(name)
         return self._models.describe(name)
+
+    def files(self, name: str) -> ModelFiles:
+        """Return what a model's files say of themselves. Raises UnknownModel."""
+        return self._models.files(self._find(name).name)
+
+    def keep(self, name: str | None, seconds: float) -> bool:
+        """Have a model stay in memory for so long after each use. Raises UnknownModel."""
+        return self._models.keep(self._resolved(name, None), seconds)
 
     def unload(self, name: str) -> str:
         """Unload a model once nothing uses it. Raises UnknownModel or ModelPinned."""

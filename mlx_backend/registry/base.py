@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.service import Service
     from mlx_backend.embedding.embedder import Embedder
     from mlx_backend.models.description import ModelDescription
-    from mlx_backend.models.files import ModelType
+    from mlx_backend.models.files import ModelFiles, ModelType
 
 
 type ModelState = Literal[
@@ -26,7 +26,8 @@ class ModelStatus:
 
     `total` is 0 where the size is not known. `in_use` counts leases; `running` and `waiting` are requests, as the
     engine counts them. `aliases` are the other names it is listed under. With `shares`, its weights are those of the
-    model of that name, and so are its state and what it counts.
+    model of that name, and so are its state and what it counts. It is unloaded in `unloads_in` seconds, or that long
+    after its use; None: not by itself.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ModelStatus:
     detail: str = ""
     aliases: tuple[str, ...] = ()
     shares: str = ""
+    unloads_in: float | None = None
 
 
 class Lease[S]:
@@ -106,6 +108,18 @@ class ModelRegistry(Protocol):
         """Return what a model can do, loaded or not. Raises UnknownModel or ModelNotAllowed."""
         ...
 
+    def files(self, name: str) -> ModelFiles:
+        """Return what a model's files say of themselves. Raises UnknownModel or ModelNotAllowed."""
+        ...
+
     def unload(self, name: str) -> str:
         """Unload a model once nothing uses it; return a sentence on what happens. Raises ModelPinned."""
+        ...
+
+    def keep(self, name: str | None, seconds: float) -> bool:
+        """Have a model stay in memory for so long after each use (infinity: always), until it is unloaded.
+
+        Does nothing to one that is not in memory, or that is pinned: then it returns False. Raises as `acquire` does
+        for a name.
+        """
         ...

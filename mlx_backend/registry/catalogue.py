@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESCAN_SECONDS = 2.0
+LATEST = ":latest"
+"""What some clients add to a name that has no tag."""
 _MAX_NAMES = 20
 """Names in an error message."""
 _FORBIDDEN = frozenset(["..", "\\", "\0"])
@@ -127,6 +129,8 @@ class Catalogue:
     def find(self, name: str) -> ModelSpec:
         """Return the model of that name. Raises UnknownModel or ModelNotAllowed."""
         listing = self._current()
+        if name not in listing.names:
+            name = name.removesuffix(LATEST)
         if spec := listing.names.get(name) or listing.sources.get(name):
             return spec
         if spec := listing.not_downloaded.get(name):

@@ -156,7 +156,7 @@ class ModelEntry[S]:
 
     It has a `service`, and a `size` in bytes, while it is ready or unloading. `attempt` is the latest, `last_used` when
     it was last loaded, leased or released, `failures` how many loads have failed in a row. A `draining` model is
-    unloaded when its last reply has ended.
+    unloaded when its last reply has ended. `kept` is the time to live that a request has given it.
     """
 
     spec: ModelSpec
@@ -167,6 +167,7 @@ class ModelEntry[S]:
     leases: int = 0
     last_used: float | None = None
     draining: bool = False
+    kept: float | None = None
     failures: int = 0
     retry_at: float = 0.0
 
@@ -181,9 +182,15 @@ class ModelEntry[S]:
             return math.inf
         if self.draining:
             return -math.inf
-        if self.spec.pinned or self.spec.ttl is None or self.last_used is None:
+        return math.inf if self.last_used is None else self.last_used + self.ttl
+
+    @property
+    def ttl(self) -> float:
+        """The seconds without a request until it is unloaded; infinity: never."""
+        if self.spec.pinned:
             return math.inf
-        return self.last_used + self.spec.ttl
+        ttl = self.spec.ttl if self.kept is None else self.kept
+        return math.inf if ttl is None else ttl
 
     def status(self) -> ModelStatus:
         """Return its status as the pool knows it; what its engine does is not included."""
@@ -299,6 +306,23 @@ class ModelPool[S: LoadedService]:
         self._stop_engine(entry, "as requested")
         return UnloadResult.UNLOADED
 
+    def keep(self, name: str | None, seconds: float) -> bool:
+        """Have a model stay for so many seconds after each use, until it is unloaded; False if it is pinned.
+
+        Raises EngineBusy if no thread can be started that would unload it.
+        """
+        spec = self._catalogue.loaded(self.find(name))
+        with self._changed:
+            entry = self._entries.get(spec.name)
+            if entry is None or entry.state not in ("loading", "ready"):
+                return not spec.pinned
+            if entry.spec.pinned:
+                return False
+            self._start_unloader()
+            entry.kept = seconds
+            self._unload_due.notify()
+            return True
+
     def statuses(self) -> list[ModelStatus]:
         """Return every servable model, loaded or not, without its engine's own figures."""
         listed = {spec.name: self._catalogue.loaded(spec) for spec in self._catalogue.models()}
@@ -309,9 +333,17 @@ class ModelPool[S: LoadedService]:
             for name, spec in (
                 listed | {name: spec for name, spec in more.items() if name not in listed}
             ).items():
-                status = (entries.get(spec.name) or ModelEntry(spec)).status()
+                entry = entries.get(spec.name) or ModelEntry(spec)
+                left = entry.unload_at() - self._clock.now() if entry.is_idle else entry.ttl
                 shares = spec.name if spec.name != name else ""
-                statuses.append(replace(status, name=name, shares=shares) if shares else status)
+                statuses.append(
+                    replace(
+                        entry.status(),
+                        name=name,
+                        shares=shares,
+                        unloads_in=max(0.0, left) if math.isfinite(left) else None,
+                    )
+                )
             return statuses
 
     def services(self) -> dict[str, S]:
@@ -629,6 +661,7 @@ class ModelPool[S: LoadedService]:
             log.exception("The engine of %s could not be stopped cleanly.", entry.spec.name)
         with self._changed:
             entry.state, entry.service, entry.size, entry.draining = "unloaded", None, 0, False
+            entry.kept = None
             self._changed.notify_all()
         log.info("Unloaded %s, %s.", entry.spec.name, reason)
 

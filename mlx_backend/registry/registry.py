@@ -22,6 +22,8 @@ from mlx_backend.embedding.embedding_config import EmbeddingOptions, folder_cont
 from mlx_backend.errors import EngineError
 from mlx_backend.images.loader import ImageLimits, ImageLoader
 from mlx_backend.models.description import ModelDescription
+from mlx_backend.models.files import ModelFiles
+from mlx_backend.models.folders import model_files
 from mlx_backend.models.spec import RECOMMENDED_MODELS
 from mlx_backend.registry.base import Lease, ModelStatus
 from mlx_backend.registry.errors import ModelError, ModelPinned, UnknownEffort, UnknownModel, WrongType
@@ -199,6 +201,15 @@ class MultiModelRegistry:
     def model_type(self, name: str) -> ModelType:
         """Return a model's type."""
         return self._catalogue.model_type(self._called(name).spec)
+
+    def files(self, name: str) -> ModelFiles:
+        """Return what a model's files say of themselves; nothing before it is downloaded."""
+        folder = self._catalogue.folder(self._called(name).spec)
+        return model_files(folder) if folder is not None else ModelFiles()
+
+    def keep(self, name: str | None, seconds: float) -> bool:
+        """Have a model stay in memory for so long after each use, until it is unloaded; False if it is pinned."""
+        return self._pool.keep(self._called(name).name, seconds)
 
     def unload(self, name: str) -> str:
         """Unload a model once nothing uses it, with those that share its weights; return a sentence on what happens."""

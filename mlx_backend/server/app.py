@@ -16,6 +16,10 @@ from werkzeug.routing import Map, Rule
 from mlx_backend.api.anthropic import messages as anthropic
 from mlx_backend.api.anthropic.base import VERSION_HEADER, AnthropicProtocol
 from mlx_backend.api.errors import ApiError
+from mlx_backend.api.lmstudio.models import GetStudioModel, ListStudioModels
+from mlx_backend.api.ollama import embed, replies
+from mlx_backend.api.ollama import models as ollama
+from mlx_backend.api.ollama.base import OllamaProtocol
 from mlx_backend.api.openai.chat import ChatCompletions
 from mlx_backend.api.openai.completions import Completions
 from mlx_backend.api.openai.embeddings import CreateEmbeddings
@@ -108,15 +112,31 @@ def all_routes() -> list[Route]:
         ("POST", "/responses/<response_id>/cancel", ResourceHandler(CancelResponse(responses))),
         ("GET", "/responses/<response_id>/input_items", ResourceHandler(ListInputItems(responses))),
     ]
-    addresses = ["/v1" + path for _, path, _ in api if "<" not in path]
+    elsewhere: list[tuple[str, str, Handler]] = [
+        ("POST", "/api/chat", ReplyHandler(replies.Chat())),
+        ("POST", "/api/generate", ReplyHandler(replies.Generate())),
+        ("POST", "/api/embed", JsonHandler(embed.Embed())),
+        ("POST", "/api/embeddings", JsonHandler(embed.EmbedPrompt())),
+        ("GET", "/api/tags", ResourceHandler(ollama.ListTags(started))),
+        ("POST", "/api/show", JsonHandler(ollama.Show(started))),
+        ("GET", "/api/ps", ResourceHandler(ollama.ListRunning())),
+        ("POST", "/api/pull", JsonHandler(ollama.Pull())),
+        *((method, path, ResourceHandler(refused)) for method, path, refused in ollama.refused()),
+        ("GET", "/api/v0/models", ResourceHandler(ListStudioModels())),
+        ("GET", "/api/v0/models/<path:name>", ResourceHandler(GetStudioModel())),
+    ]
+    addresses = ["/v1" + path for _, path, _ in api if "<" not in path] + ["/api/chat", "/api/generate"]
     routes = [
         # These tell no secrets and start nothing.
         Route("GET", "/", HomeHandler([*addresses, "/health"]), needs_key=False),
         Route("GET", "/health", HealthHandler(), needs_key=False),
         Route("GET", "/ready", ReadyHandler(), needs_key=False),
+        Route("GET", "/api/hello", ResourceHandler(anthropic.Hello()), needs_key=False),
+        Route("GET", "/api/version", ResourceHandler(ollama.Version()), needs_key=False),
         Route("GET", "/metrics", MetricsHandler()),
         Route("GET", "/openapi.json", OpenAPIHandler(lambda: routes)),
         *(Route(method, prefix + path, handler) for prefix in ("/v1", "") for method, path, handler in api),
+        *(Route(method, path, handler) for method, path, handler in elsewhere),
     ]
     return routes
 
@@ -157,7 +177,7 @@ class App:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
         request = Request(environ)
-        errors: Errors = AnthropicProtocol() if VERSION_HEADER in request.headers else DEFAULT_ERRORS
+        errors = _errors_for(request)
         client = self._client(request, request.remote_addr or "")
         record = RequestRecord(request, client, self._metrics.count)
         record.arrived()
@@ -232,6 +252,13 @@ class App:
 
 def _handler_for(request: Request, route: Route) -> Handler:
     return route.handler.chosen(request) if isinstance(route.handler, HeaderHandler) else route.handler
+
+
+def _errors_for(request: Request) -> Errors:
+    """Return how an error is written before it is known what answers, by whose client seems to ask."""
+    if VERSION_HEADER in request.headers:
+        return AnthropicProtocol()
+    return OllamaProtocol() if request.path.startswith("/api/") else DEFAULT_ERRORS
 
 
 def _error_response(errors: Errors, error: ApiError) -> Response:

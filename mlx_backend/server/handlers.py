@@ -6,12 +6,12 @@ import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from werkzeug import Response
 
 from mlx_backend.api import json_text
-from mlx_backend.api.base import Described, Errors
+from mlx_backend.api.base import Described, Errors, JsonCall, KeepingCall
 from mlx_backend.server.errors import CLIENT_CLOSED_REQUEST, as_api_error
 from mlx_backend.server.reply_response import (
     ReplyLog,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from werkzeug import Request
 
     from mlx_backend.api.base import (
+        Call,
         Cost,
         JsonProtocol,
         OnDisconnect,
@@ -113,15 +114,15 @@ class ReplyHandler:
         """Start a reply. The model is released when the response is closed."""
         settings, on_disconnect = backend.settings, _on_disconnect(request)
         call, preparation = _parsed(self._protocol.parse, request, backend)
+        if isinstance(call, JsonCall):
+            return _answer(call, preparation, request, backend)
+        acquire = partial(backend.models.acquire, call.model, settings.load_seconds)
         with ExitStack() as stack:
-            lease = stack.enter_context(
-                backend.lease(
-                    lambda: backend.models.acquire(call.model, settings.load_seconds), on_disconnect
-                )
-            )
+            lease = stack.enter_context(backend.lease(acquire, on_disconnect))
+            without_effect = _keep(call, lease.name, backend)
             with preparation():
                 reply, writer = call.start(lease.service, backend.client.in_queue)
-            ignored = [*call.ignored, *reply.unread]
+            ignored = [*call.ignored, *reply.unread, *without_effect]
             backend.charge(reply.usage.prompt_tokens)
             stack.callback(lambda: backend.charge(reply.usage.completion_tokens))
             model = lease.service.model_id
@@ -135,7 +136,8 @@ class ReplyHandler:
                 pump=request.environ.get(PUMP),
                 explain=backend.explain,
             )
-            response = responder.stream() if call.stream else responder.whole()
+            stream_type = self.operation.stream_type
+            response = responder.stream(stream_type) if call.stream else responder.whole()
             response.call_on_close(stack.pop_all().close)
         if reply.effort is not None:
             response.headers["x-mlx-backend-effort"] = _effort_header(reply.effort, reply.thinking_budget)
@@ -164,19 +166,8 @@ class JsonHandler[S]:
 
     def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Wait for the answer, and stop computing if the client disconnects."""
-        settings, on_disconnect = backend.settings, _on_disconnect(request)
         call, preparation = _parsed(self._protocol.parse, request, backend)
-        acquire = partial(call.acquire, backend.models, settings.load_seconds)
-        with backend.lease(acquire, on_disconnect) as lease:
-            started = time.perf_counter()
-            with nullcontext() if call.waits_for_engine else preparation():
-                answer = call.answer(lease.service, backend.client.in_queue, on_disconnect)
-        if answer.cost is not None:
-            backend.charge(answer.cost.tokens)
-            _end(backend.record, answer.cost, time.perf_counter() - started, left=answer.body is None)
-        if answer.body is None:
-            return Response(status=CLIENT_CLOSED_REQUEST)
-        return _with_ignored(json_response(json_text.body(answer.body)), call.ignored)
+        return _answer(call, preparation, request, backend)
 
 
 class ResourceHandler:
@@ -228,14 +219,38 @@ def json_response(body: bytes, status: int = 200) -> Response:
     return Response(body, status=status, mimetype="application/json")
 
 
-def _parsed[C](
-    parse: Callable[[bytes], C], request: Request, backend: Backend
-) -> tuple[C, Callable[[], AbstractContextManager[None]]]:
+type _Preparation = Callable[[], AbstractContextManager[None]]
+
+
+def _parsed[C](parse: Callable[[bytes], C], request: Request, backend: Backend) -> tuple[C, _Preparation]:
     """Return what is made of a request's body, and the context in which the rest of the request is prepared."""
     body = read_body(request, backend.settings.max_body_bytes, backend.settings.max_images_bytes)
     preparation = partial(backend.preparations.of, len(body), _on_disconnect(request), backend.client.share)
     with preparation():
         return parse(body), preparation
+
+
+def _answer(call: JsonCall[Any], preparation: _Preparation, request: Request, backend: Backend) -> Response:
+    """Answer with the object that a model computes."""
+    on_disconnect = _on_disconnect(request)
+    acquire = partial(call.acquire, backend.models, backend.settings.load_seconds)
+    with backend.lease(acquire, on_disconnect) as lease:
+        started = time.perf_counter()
+        with nullcontext() if call.waits_for_engine else preparation():
+            answer = call.answer(lease.service, backend.client.in_queue, on_disconnect)
+        ignored = [*call.ignored, *_keep(call, lease.name, backend)]
+    if answer.cost is not None:
+        backend.charge(answer.cost.tokens)
+        _end(backend.record, answer.cost, time.perf_counter() - started, left=answer.body is None)
+    if answer.body is None:
+        return Response(status=CLIENT_CLOSED_REQUEST)
+    return _with_ignored(json_response(json_text.body(answer.body)), ignored)
+
+
+def _keep(call: Call, model: str, backend: Backend) -> Sequence[str]:
+    """Have a model stay in memory as the request says; return the field if that has no effect."""
+    seconds = call.keep_alive if isinstance(call, KeepingCall) else None
+    return () if seconds is None or backend.models.keep(model, seconds) else ("keep_alive",)
 
 
 def _end(record: RequestRecord, cost: Cost, seconds: float, *, left: bool) -> None:

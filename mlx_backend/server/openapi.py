@@ -81,7 +81,7 @@ def _operation(route: Route, path: str, schemas: _Schemas) -> dict[str, Any]:
     content = {operation.media_type: {"schema": schemas[(id(operation.answer), "serialization")]}}
     answer = {"description": operation.summary, "content": content}
     if operation.event is not None:
-        events = {"text/event-stream": {"schema": schemas[(id(operation.event), "serialization")]}}
+        events = {operation.stream_type: {"schema": schemas[(id(operation.event), "serialization")]}}
         answer = {**answer, "content": content | events}
     refusal = {"application/json": {"schema": schemas[(id(error_type), "serialization")]}}
     described: dict[str, Any] = {

@@ -83,9 +83,9 @@ class ReplyResponder:
         self._pump.run(self._events(0), events.extend)
         return events
 
-    def stream(self) -> Response:
-        """Answer with server-sent events, from now on."""
-        response = Response(self._stream(), mimetype="text/event-stream")
+    def stream(self, media_type: str) -> Response:
+        """Answer piece by piece, from now on."""
+        response = Response(self._stream(), mimetype=media_type)
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Accel-Buffering"] = "no"  # a proxy that buffers the stream defeats it
         # Also if the stream is never begun: a generator that was not started runs no `finally`.

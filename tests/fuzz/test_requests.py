@@ -74,6 +74,7 @@ TOOL: dict[str, Any] = {
         },
     },
 }
+OLLAMA_CALL = {"function": {"name": "weather", "arguments": {"city": "Oslo"}}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
 CHAT: dict[str, Any] = {
     "model": "chat",
@@ -201,6 +202,31 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/tokenize", {"messages": CHAT["messages"], "tools": [TOOL], "return_token_strs": True}),
     ("/v1/tokenize", {"prompt": ["a", "b"], "add_special_tokens": False}),
     ("/v1/detokenize", {"tokens": [1, 2, 3]}),
+    (
+        "/api/chat",
+        {
+            "model": "chat:latest",
+            "messages": [
+                {"role": "user", "content": "What is the weather?"},
+                {"role": "assistant", "thinking": "Look.", "content": "", "tool_calls": [OLLAMA_CALL]},
+                {"role": "tool", "tool_name": "weather", "content": "Rain"},
+                {"role": "user", "content": "And this?", "images": ["iVBORw0KGgo="]},
+            ],
+            "tools": [TOOL],
+            "think": "low",
+            "format": {"type": "object"},
+            "keep_alive": "1m",
+            "options": {"num_predict": 5, "num_ctx": 4096, "temperature": 0.5, "stop": ["x"], "seed": 1},
+            "logprobs": True,
+            "top_logprobs": 2,
+        },
+    ),
+    ("/api/generate", {"prompt": "hello", "system": "Be brief.", "format": "json", "stream": False}),
+    ("/api/generate", {"prompt": "Once", "raw": True, "keep_alive": -1, "options": {"num_predict": 3}}),
+    ("/api/embed", {"model": "embedder", "input": ["a", "b"], "truncate": True, "dimensions": 8}),
+    ("/api/embeddings", {"model": "embedder", "prompt": "a", "keep_alive": 0}),
+    ("/api/show", {"name": "chat", "verbose": True}),
+    ("/api/pull", {"model": "chat", "stream": False}),
 ]
 HELLO = {"role": "user", "content": "hello"}
 FELL_ONCE: list[tuple[str, Any]] = [
@@ -216,6 +242,8 @@ FELL_ONCE: list[tuple[str, Any]] = [
     ("/v1/completions", {"prompt": "Once", "seed": 10**400}),
     ("/v1/tokenize", {"prompt": "\ud800", "return_token_strs": True}),
     ("/v1/detokenize", {"tokens": [10**400]}),
+    ("/api/chat", {"messages": [HELLO], "keep_alive": 10**400}),
+    ("/api/show", {"model": "chat" + ":latest" * 10_000}),
 ]
 """Requests that the server has once answered with a 500, or that one could expect it to."""
 

@@ -87,6 +87,28 @@ def test_each_model_has_its_own_time_to_live_and_a_pinned_one_has_none(harness: 
     assert [harness.status(name).state for name in "abcd"] == ["unloaded", "unloaded", "ready", "ready"]
 
 
+def test_a_request_can_give_a_model_another_time_to_live_until_it_is_unloaded(harness: PoolHarness) -> None:
+    pool = harness.serve(spec("a", ttl=60), spec("b", pinned=True), spec("c"))
+    assert pool.keep("c", 5), "nothing happens to one that is not in memory"
+    for name in "abc":
+        pool.acquire(name, SOON).release()
+    assert [pool.keep(name, 300) for name in "abc"] == [True, False, True]
+    harness.clock.advance(299)
+    assert [harness.status(name).unloads_in for name in "abc"] == [1, None, 1]
+    with pool.acquire("a", SOON):
+        assert harness.status("a").unloads_in == 300
+        harness.clock.advance(1)
+        harness.wait_for_state("c", "unloaded")
+        pool.keep("a", 0)
+        assert harness.status("a").state == "ready", "it is in use"
+    harness.wait_for_state("a", "unloaded")
+    pool.acquire("a", SOON).release()
+    assert harness.status("a").unloads_in == 60, "as configured again"
+    pool.keep("a", math.inf)
+    harness.clock.advance(10_000)
+    assert harness.status("a").unloads_in is None
+
+
 def test_without_a_time_to_live_no_unloader_thread_runs(harness: PoolHarness) -> None:
     pool = harness.serve(spec("a"))
     assert pool_threads() == set()

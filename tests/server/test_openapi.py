@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import jsonschema_rs
@@ -32,7 +33,7 @@ def document(client: Client) -> dict[str, Any]:
 
 def test_every_route_is_in_it(document: dict[str, Any]) -> None:
     described = {
-        (method.upper(), path.replace("{name}", "<path:name>").replace("{response_id}", "<response_id>"))
+        (method.upper(), re.sub(r"{(\w+)}", r"<\1>", path.replace("{name}", "<path:name>")))
         for path, operations in document["paths"].items()
         for method in operations
     }
@@ -104,6 +105,26 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("POST", "/v1/tokenize", {"prompt": ["one", "two"], "return_token_strs": True}),
     ("POST", "/v1/tokenize", {"messages": [USER]}),
     ("POST", "/v1/detokenize", {"tokens": [1, 2, 3]}),
+    ("POST", "/api/chat", {"messages": [USER], "think": "low", "logprobs": True, "top_logprobs": 2}),
+    ("POST", "/api/chat", {"messages": [USER], "stream": False, "keep_alive": "5m"}),
+    ("POST", "/api/chat", {"keep_alive": 0}),
+    ("POST", "/api/generate", {"prompt": "hello", "options": {"num_predict": 20}}),
+    ("POST", "/api/generate", {"prompt": "Once", "raw": True, "stream": False}),
+    ("POST", "/api/embed", {"model": "embedder", "input": ["one", "two"]}),
+    ("POST", "/api/embeddings", {"model": "embedder", "prompt": "one"}),
+    ("GET", "/api/tags", None),
+    ("POST", "/api/show", {"model": "chat"}),
+    ("GET", "/api/ps", None),
+    ("GET", "/api/version", None),
+    ("POST", "/api/pull", {"model": "chat"}),
+    ("POST", "/api/push", None),
+    ("POST", "/api/create", None),
+    ("POST", "/api/copy", None),
+    ("DELETE", "/api/delete", None),
+    ("POST", "/api/blobs/{digest}", None),
+    ("GET", "/api/hello", None),
+    ("GET", "/api/v0/models", None),
+    ("GET", "/api/v0/models/{name}", None),
 ]
 
 
@@ -117,7 +138,7 @@ def test_a_request_as_it_is_described_is_answered_as_it_is_described(
         ]
         if body != {"messages": []}:
             validate(document, schema, body)
-    address = path.replace("{name}", "other").replace("{response_id}", "resp_1")
+    address = re.sub(r"{\w+}", "resp_1", path.replace("{name}", "other"))
     check(document, path, client.open(address, method=method, json=body))
 
 

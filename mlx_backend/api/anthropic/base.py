@@ -36,13 +36,11 @@ def status_of(error: ApiError) -> int:
 
 def error_object(error: ApiError) -> AnthropicError:
     """Build `{"type": "error", "error": {type, message}}`. The API has no field for the place: the message names it."""
-    message = error.message
+    message = error.placed_message
     if error.code == CONTEXT_LENGTH_EXCEEDED:
         # By these words a client knows that it has to compact, and by how much.
         tokens, context = error.numbers["prompt_tokens"], error.numbers["max_model_len"]
         message = f"prompt is too long: {tokens} tokens > {min(context, tokens - 1)} maximum. {message}"
-    if error.param and error.param not in message:
-        message = f"{error.param}: {message}"
     status = status_of(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}

@@ -118,6 +118,18 @@ def capabilities_object(description: ModelDescription) -> dict[str, Any]:
     }
 
 
+class Hello(AnthropicProtocol):
+    """Implements `ResourceProtocol`: the address at which a client sees whether the server is there."""
+
+    operation = Operation(summary="Say that the server is there", answer=objects.HelloObject)
+
+    def answer(
+        self, _models: ModelRegistry, _arguments: Mapping[str, str], _client: QueueClient
+    ) -> dict[str, Any]:
+        """Say so."""
+        return {"message": "hello"}
+
+
 class _ModelProtocol(AnthropicProtocol):
     """What the addresses of models share."""
 

@@ -165,6 +165,12 @@ class TokenCount(TypedDict):
     input_tokens: int
 
 
+class HelloObject(TypedDict):
+    """A greeting."""
+
+    message: str
+
+
 class AnthropicModel(TypedDict):
     """A model that can be served, under one of its names; without `capabilities` where it has yet to be downloaded."""
 

@@ -9,7 +9,6 @@ not part of the whole: it must not be run. Knows nothing of HTTP and requests.
 
 from __future__ import annotations
 
-import json
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +179,7 @@ class MessageWriter:
         block, text = self._block, "".join(self._texts)
         assert block is not None
         data = b""
+        whole: dict[str, Any]
         match block["type"]:
             case "thinking":
                 signature = seal(text) if self._omits_thinking else sign(text)
@@ -189,7 +189,7 @@ class MessageWriter:
             case "text":
                 whole = {"text": text}
             case _:
-                whole = {"input": _input(text)}
+                whole = {"input": json_text.arguments_object(text)}
         self._content.append({**block, **whole})
         data += self._block_event("content_block_stop", {})
         self._block = None
@@ -197,15 +197,6 @@ class MessageWriter:
 
     def _block_event(self, kind: str, fields: dict[str, Any]) -> bytes:
         return _event(kind, {"index": self._num_blocks - 1, **fields})
-
-
-def _input(arguments: str) -> Any:
-    """Return the arguments of a call as the object that the API wants."""
-    try:
-        value = json.loads(arguments or "{}")
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"arguments": arguments}
 
 
 def _event(kind: str, fields: Any) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import sys
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,7 +22,7 @@ from mlx_backend.embedding.embedder import MAX_TEXTS, EmbeddingRequest
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from mlx_backend.api.base import OnDisconnect
     from mlx_backend.embedding.embedder import Embedder
@@ -62,7 +63,19 @@ type RoleWord = Annotated[
 ]
 
 
-class EmbeddingsBody(Body):
+class VectorsBody(Body):
+    """What any request for vectors is, in whichever API."""
+
+    @abstractmethod
+    def request(self) -> EmbeddingRequest:
+        """Return the request for the embedding service. Raises ApiError."""
+
+    @abstractmethod
+    def answer(self, model: str, vectors: Sequence[array[float]], tokens: int) -> Mapping[str, Any]:
+        """Return what the vectors of its texts, which had so many tokens, are sent as."""
+
+
+class EmbeddingsBody(VectorsBody):
     """POST /v1/embeddings."""
 
     input: Annotated[Any, DescribedAs(Texts)]
@@ -83,7 +96,7 @@ class EmbeddingsBody(Body):
         if len(roles) > 1:
             raise refuse(f"{' and '.join(map(repr, words))}: a text is for one of them.", "input_type")
         return EmbeddingRequest(
-            texts=_texts(self.input),
+            texts=as_texts(self.input, "input"),
             role=next(iter(roles), None),
             dimensions=self.dimensions,
             truncate_to=self._token_limit(),
@@ -123,7 +136,7 @@ class CreateEmbeddings(OpenAIProtocol):
 
 
 @dataclass(frozen=True)
-class EmbeddingsCall(BodyCall[EmbeddingsBody]):
+class EmbeddingsCall(BodyCall[VectorsBody]):
     """Implements `JsonCall`."""
 
     request: EmbeddingRequest
@@ -144,7 +157,7 @@ class EmbeddingsCall(BodyCall[EmbeddingsBody]):
         return JsonAnswer(self.body.answer(model, vectors, pending.tokens), cost)
 
 
-def _texts(value: Any) -> list[str | list[int]]:
+def as_texts(value: Any, field: str) -> list[str | list[int]]:
     """Accept a text, several, a list of token ids, or several of those."""
     match value:
         case str():
@@ -154,23 +167,21 @@ def _texts(value: Any) -> list[str | list[int]]:
         case [*several] if several:
             if len(several) > MAX_TEXTS:
                 raise refuse(
-                    f"input: {len(several)} texts are too many for a request; send {MAX_TEXTS} at most.",
-                    "input",
+                    f"{field}: {len(several)} texts are too many for a request; send {MAX_TEXTS} at most.",
+                    field,
                 )
-            return [_one_text(i, text) for i, text in enumerate(several)]
+            return [_one_text(f"{field}[{i}]", text) for i, text in enumerate(several)]
         case [] | None:
-            raise refuse("input: must not be empty.", "input")
-    raise refuse(f"input: must be a text, a list of texts or token ids, not {excerpt(value)}.", "input")
+            raise refuse(f"{field}: must not be empty.", field)
+    raise refuse(f"{field}: must be a text, a list of texts or token ids, not {excerpt(value)}.", field)
 
 
-def _one_text(index: int, text: Any) -> str | list[int]:
+def _one_text(place: str, text: Any) -> str | list[int]:
     if isinstance(text, str):
         return text
     if isinstance(text, list) and text and all(type(token) is int for token in text):
         return text
-    raise refuse(
-        f"input[{index}]: must be a text or a list of token ids, not {excerpt(text)}.", f"input[{index}]"
-    )
+    raise refuse(f"{place}: must be a text or a list of token ids, not {excerpt(text)}.", place)
 
 
 def _as_base64(vector: array[float]) -> str:

@@ -14,7 +14,7 @@ an administrator sets for the model comes before it. It says only what has to be
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlx_backend.api.base import Operation
 from mlx_backend.api.openai.base import OpenAIProtocol
@@ -24,7 +24,7 @@ from mlx_backend.models.description import ModelDescription
 from mlx_backend.registry.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from mlx_backend.engine.base import QueueClient
     from mlx_backend.registry.base import ModelRegistry, ModelStatus
@@ -55,6 +55,27 @@ def page_info(description: ModelDescription) -> dict[str, Any] | None:
 OWNER = "mlx-backend"
 
 
+class NamedModel(NamedTuple):
+    """A model under one of its names."""
+
+    name: str
+    status: ModelStatus
+    description: ModelDescription
+    is_effort: bool = False
+    """Whether it is the name of one of its efforts."""
+
+
+def listed_models(models: ModelRegistry) -> Iterator[NamedModel]:
+    """Yield each model that can be served for every name it has, and for its efforts where a setting says so."""
+    for status in models.statuses():
+        described = description_of(models, status.name)
+        for name in (status.name, *status.aliases):
+            yield NamedModel(name, status, described)
+        for effort in described.efforts if described.lists_efforts else ():
+            chosen = replace(described, default_effort=effort)
+            yield NamedModel(f"{status.name}:{effort}", status, chosen, is_effort=True)
+
+
 class ListModels(OpenAIProtocol):
     """Implements `ResourceProtocol`: the models that can be served, each once for every name it has, and for its
     efforts where a setting says so."""
@@ -70,18 +91,11 @@ class ListModels(OpenAIProtocol):
         """Return the list."""
         data: list[dict[str, Any]] = []
         codex: list[dict[str, Any]] = []
-        for status in models.statuses():
-            described = description_of(models, status.name)
-            names: list[tuple[str | None, ModelDescription]] = [
-                (alias, described) for alias in (None, *status.aliases)
-            ]
-            for effort in described.efforts if described.lists_efforts else ():
-                names.append((f"{status.name}:{effort}", replace(described, default_effort=effort)))
-            for alias, each in names:
-                data.append(model_object(status, each, self._created, alias=alias))
-                if each.kind == "llm":
-                    name = alias or status.name
-                    codex.append(codex_model(name, each, len(codex), is_listed=each is described))
+        for name, status, description, is_effort in listed_models(models):
+            alias = name if name != status.name else None
+            data.append(model_object(status, description, self._created, alias=alias))
+            if description.kind == "llm":
+                codex.append(codex_model(name, description, len(codex), is_listed=not is_effort))
         return {"object": "list", "data": data, "models": codex}
 
 

@@ -248,7 +248,7 @@ EFFORT_FIELDS: dict[str, Any] = {
     "reasoning_effort": EffortInput,
     "reasoning": ReasoningInput | None,
     "output_config": OutputConfigInput | None,
-    "think": bool | None,
+    "think": bool | EffortInput,
     "thinking": ThinkingInput | bool | None,
     "enable_thinking": bool | None,
 }

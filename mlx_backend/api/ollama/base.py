@@ -1,0 +1,53 @@
+"""What every address of this API shares: its error, and how it writes names and times. Knows no endpoint."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from mlx_backend.api import json_text
+from mlx_backend.api.ollama.objects import OllamaError
+from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED
+
+if TYPE_CHECKING:
+    from mlx_backend.api.errors import ApiError
+
+STREAM_TYPE = "application/x-ndjson"
+_LATEST = ":latest"
+
+
+def error_object(error: ApiError) -> OllamaError:
+    """Build `{"error": message}`. The API has no field for the place: the message names it."""
+    message = error.placed_message
+    if error.code == CONTEXT_LENGTH_EXCEEDED:
+        message = f"the input length exceeds the context length: {message}"
+    return {"error": message}
+
+
+class OllamaProtocol:
+    """The base of every protocol in this folder: implements api/base.py's `Errors`."""
+
+    error_type = OllamaError
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the body of an error response."""
+        return json_text.body(error_object(error))
+
+    def status(self, error: ApiError) -> int:
+        """Return the status of an error response."""
+        return error.status
+
+
+def tagged(name: str) -> str:
+    """Return a name as it is listed. Open WebUI adds the tag to a name without one, and looks that up in the list."""
+    return name if ":" in name else name + _LATEST
+
+
+def as_time(seconds: float) -> str:
+    """Write a time, in seconds since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def nanoseconds(seconds: float) -> int:
+    """Return a duration as the API writes it."""
+    return round(seconds * 1e9)

@@ -1,0 +1,272 @@
+"""The bodies of /api/chat and /api/generate, and the requests for the chat service that they become.
+
+options      the settings of the reply; those that mean nothing here are named in a header
+think        one of the fields that state an effort
+keep_alive   seconds, or 5m; 0 unloads the model after the reply, and a negative number keeps it
+images       base64, next to a message's text
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from mlx_backend.api.errors import refuse
+from mlx_backend.api.fields import Refusals, is_empty
+from mlx_backend.api.openai.chat_body import take_images
+from mlx_backend.api.openai.objects import EFFORT_FIELDS, DescribedAs, StopInput, ToolChoiceInput, ToolInput
+from mlx_backend.api.reply_fields import (
+    ConversationBody,
+    ReplyBody,
+    accepts,
+    as_stop_strings,
+    as_whole,
+)
+from mlx_backend.api.tools import Tools
+from mlx_backend.chat.request import AnswerFormat, ChatRequest, CompletionRequest
+from mlx_backend.conversation.json_values import excerpt, json_type
+from mlx_backend.conversation.result_media import with_media_as_parts
+from mlx_backend.settings import SAMPLING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mlx_backend.images import ImageSource
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_AMOUNT = r"\d{1,12}(?:\.\d{1,9})?"
+_DURATION = re.compile(rf"([-+]?)({_AMOUNT}|(?:{_AMOUNT}(?:{'|'.join(_UNITS)}))+)")
+_LONGEST = 10 * 365 * 86_400.0
+"""Seconds; what is longer is for ever."""
+
+
+def as_keep_alive(value: Any) -> Any:
+    """Return seconds, of a number of them or of a text such as 1h30m; for ever if that is negative."""
+    if value is None or value == "":
+        return None
+    if type(value) in (int, float):
+        seconds = value
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+        parts = re.findall(rf"({_AMOUNT})([^\d.]*)", match[2])
+        seconds = sum(float(amount) * _UNITS.get(unit, 1.0) for amount, unit in parts)
+        seconds = -seconds if match[1] == "-" else seconds
+    else:
+        raise PydanticCustomError("keep_alive", "must be a number of seconds, or a time such as 5m or 1h30m")
+    return float(seconds) if 0 <= seconds <= _LONGEST else math.inf
+
+
+def as_num_predict(value: Any) -> Any:
+    """Accept 0, -1 and -2 for no limit."""
+    value = as_whole(value)
+    return None if type(value) is int and value in (0, -1, -2) else value
+
+
+def as_format(value: Any) -> Any:
+    """Return the format the answer must have: any JSON object, or what matches a schema."""
+    if value is None or value == "":
+        return None
+    if value in ("json", {}):
+        return AnswerFormat(kind="json_object", field="format")
+    if isinstance(value, dict):
+        return AnswerFormat(kind="json_schema", value=value, strict=True, field="format")
+    raise PydanticCustomError("format", 'must be "json" or a JSON schema')
+
+
+type KeepAlive = Annotated[
+    float | None, BeforeValidator(as_keep_alive, json_schema_input_type=float | str | None)
+]
+
+
+@accepts(*SAMPLING, "repeat_penalty", "max_repeated_tokens")
+class Options(ReplyBody):
+    """The settings of a reply, under this API's names."""
+
+    num_predict: Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(as_num_predict)] = None
+    stop: Annotated[tuple[str, ...], BeforeValidator(as_stop_strings, json_schema_input_type=StopInput)] = ()
+
+
+class OllamaBody(ConversationBody):
+    """What requests for a reply share."""
+
+    read_elsewhere: ClassVar[dict[str, Any]] = EFFORT_FIELDS
+    conversation: ClassVar[tuple[str, ...]]
+    """The fields that hold what is answered."""
+
+    stream: bool | None = None
+    format: Annotated[
+        AnswerFormat | None, BeforeValidator(as_format, json_schema_input_type=str | dict[str, Any] | None)
+    ] = None
+    options: Options | None = None
+    keep_alive: KeepAlive = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the reply is to be streamed: it is, unless the request says otherwise."""
+        return self.stream is not False
+
+    @property
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Whether there is nothing to answer: the model is to be loaded, or unloaded."""
+
+    @abstractmethod
+    def request(self, written: Mapping[str, Any]) -> ChatRequest | CompletionRequest:
+        """Return the request for the chat service. `written` is the body as the client wrote it. Raises ApiError."""
+
+    @abstractmethod
+    def part(self, text: str, **more: Any) -> dict[str, Any]:
+        """Return what a line of the reply holds of it: a text, and `thinking` or `tool_calls` if there are some."""
+
+    def _reply(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a `ChatRequest` has of all but the conversation."""
+        return {
+            **self.common({**written, "stream": self.is_streamed}, *self.conversation),
+            **self._settings(),
+            "answer_format": self.format,
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        options = self.options or Options()
+        return {
+            "sampling": options.sampling(),
+            "max_tokens": options.num_predict,
+            "max_repeated_tokens": options.setting("max_repeated_tokens"),
+            "stop": options.stop,
+            "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
+        }
+
+
+class OllamaChatBody(OllamaBody):
+    """POST /api/chat."""
+
+    conversation = ("messages",)
+
+    messages: list[Any] | None = None
+    tools: Annotated[
+        Tools | None, BeforeValidator(Tools.parse_functions, json_schema_input_type=list[ToolInput] | None)
+    ] = None
+    tool_choice: Annotated[Any, DescribedAs(ToolChoiceInput)] = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no messages."""
+        return not self.messages
+
+    def request(self, written: Mapping[str, Any]) -> ChatRequest:
+        """Return the request for the chat service."""
+        tools, choice = (self.tools or Tools()).choice(self.tool_choice)
+        messages = self.messages or []
+        messages, images = _conversation(messages, [f"messages[{at}]." for at in range(len(messages))])
+        return ChatRequest(
+            messages=messages,
+            images=images,
+            tools=tools.functions,
+            tool_paths=tools.paths,
+            tool_choice=choice,
+            **self._reply(written),
+        )
+
+    def part(self, text: str, **more: Any) -> dict[str, Any]:
+        """Return a message of the model's."""
+        return {"message": {"role": "assistant", "content": text, **more}}
+
+
+class GenerateBody(OllamaBody):
+    """POST /api/generate. A prompt that is `raw`, or has a `suffix`, goes to the model as it is."""
+
+    refused: ClassVar[Refusals] = {
+        "template": (is_empty, "a template is chosen when the server is started (--chat-template)"),
+        "context": (is_empty, "this server gives none; send the conversation to /api/chat"),
+    }
+    conversation = ("prompt", "system", "suffix", "images")
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: list[Any] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no prompt."""
+        return not (self.prompt or self.images or self.suffix)
+
+    def request(self, written: Mapping[str, Any]) -> ChatRequest | CompletionRequest:
+        """Return the request for the chat service."""
+        if self.raw or self.suffix:
+            return self._completion()
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        user = {"role": "user", "content": self.prompt or "", "images": self.images}
+        messages, images = _conversation([*system, user], ["", ""])
+        return ChatRequest(messages=messages, images=images, **self._reply(written))
+
+    def _completion(self) -> CompletionRequest:
+        """Return the request for a bare text. Raises ApiError for what only a conversation can have."""
+        form = "raw" if self.raw else "suffix"
+        for name in ("system", "images", "format"):
+            if getattr(self, name):
+                raise refuse(
+                    f"{name}: a prompt with {form} goes to the model as it is; send one of the two.", name
+                )
+        if not self.prompt:
+            raise refuse("prompt: must not be empty.", "prompt")
+        return CompletionRequest(
+            prompt=self.prompt,
+            suffix=self.suffix or "",
+            adapter=self.adapters,
+            priority=self.priority,
+            **self._settings(),
+        )
+
+    def part(self, text: str, **more: Any) -> dict[str, Any]:
+        """Return a response of the model's."""
+        return {"response": text, **more}
+
+
+def _conversation(messages: Sequence[Any], places: Sequence[str]) -> tuple[list[Any], list[ImageSource]]:
+    """Return the messages as the chat service takes them, and their images; `places` are the messages' paths."""
+    taken = [_message(message, place) for message, place in zip(messages, places, strict=False)]
+    shown, sources = take_images(with_media_as_parts(taken))
+    images = []
+    for source in sources:
+        found = re.fullmatch(r"messages\[(\d+)\]\.content\[(\d+)\]", source.where)
+        if found and isinstance(messages[int(found[1])], Mapping) and messages[int(found[1])].get("images"):
+            source = replace(source, where=f"{places[int(found[1])]}images[{found[2]}]")
+        images.append(source)
+    return shown, images
+
+
+def _message(message: Any, place: str) -> Any:
+    """Return a message with its images as parts, before its text, and a tool's name where the others have it."""
+    if not isinstance(message, Mapping):
+        return message
+    content, images = message.get("content"), message.get("images")
+    if not (content is None or isinstance(content, str)):
+        raise refuse(f"{place}content: must be a text, not {json_type(content)}.", f"{place}content")
+    taken = {key: value for key, value in message.items() if key not in ("images", "tool_name")}
+    if message.get("tool_name") is not None:
+        taken["name"] = message["tool_name"]
+    if not images:
+        return taken
+    if not isinstance(images, list):
+        raise refuse(f"{place}images: must be a list, not {json_type(images)}.", f"{place}images")
+    parts: list[dict[str, Any]] = []
+    for at, image in enumerate(images):
+        if not isinstance(image, str) or not image:
+            raise refuse(
+                f"{place}images[{at}]: must be a file in base64, not {excerpt(image)}.",
+                f"{place}images[{at}]",
+                "invalid_image",
+            )
+        url = image if image.startswith("data:") else f"data:image/png;base64,{image}"
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+    return {**taken, "content": [*parts, {"type": "text", "text": content or ""}]}

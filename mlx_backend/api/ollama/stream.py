@@ -1,0 +1,153 @@
+"""Events to bytes: one JSON object a line as a reply is generated, and the whole of it as one object.
+
+A call is sent once it is complete: one that was cut must not be run. Knows nothing of HTTP and requests.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.api import json_text
+from mlx_backend.api.ollama.base import as_time, error_object, nanoseconds
+from mlx_backend.chat.reply import ContentLogprobs
+from mlx_backend.conversation.events import (
+    ContentDelta,
+    ReasoningDelta,
+    StreamEnd,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from mlx_backend.api.errors import ApiError
+    from mlx_backend.api.openai.stream import ChatLogprobs
+    from mlx_backend.chat.reply import ReplyEvent, TokenLogprobs, Usage
+    from mlx_backend.chat.reply_group import GroupEvent
+    from mlx_backend.engine.base import Progress
+
+
+class LineWriter:
+    """Implements api/base.py's `ReplyWriter`.
+
+    `part` puts a text, `thinking` and `tool_calls` where the address has them. `started` is when the request came
+    (`time.perf_counter`), `load_seconds` how long it waited for its model.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        part: Callable[..., dict[str, Any]],
+        call_id: Callable[[int], str],
+        *,
+        started: float,
+        load_seconds: float,
+        logprobs: ChatLogprobs | None,
+    ) -> None:
+        self.id = f"ollama-{uuid.uuid4().hex}"
+        self._model = model
+        self._part = part
+        self._call_id = call_id
+        self._started = started
+        self._load_seconds = load_seconds
+        self._logprobs = logprobs
+        self._tokens: Sequence[TokenLogprobs] = ()
+        self._name = ""
+        self._arguments: list[str] = []
+        self._said: dict[str, list[Any]] = {"text": [], "thinking": [], "tool_calls": [], "logprobs": []}
+
+    def open(self) -> bytes:
+        """Return nothing: a stream begins with the reply."""
+        return b""
+
+    def feed(self, event: ReplyEvent | GroupEvent) -> bytes:
+        """Write an event but the last."""
+        said = self._taken(event)
+        for key, value in said.items():
+            self._said[key] += value
+        return self._line(said, done=False) if said else b""
+
+    def finish(self, end: StreamEnd, usage: Usage) -> bytes:
+        """Write the last line."""
+        return self._line(self._rest(), done=True, **self._ending(end, usage))
+
+    def keepalive(self, _progress: Progress | None = None) -> bytes:
+        """Return a line that says nothing: every line has to be a part of a reply."""
+        return self._line({}, done=False)
+
+    def progress(self, _progress: Progress) -> bytes:
+        """Return nothing."""
+        return b""
+
+    def error(self, error: ApiError) -> bytes:
+        """Write an error in mid-stream."""
+        return json_text.body(error_object(error))
+
+    def fold(self, events: Iterable[ReplyEvent | GroupEvent], usage: Usage) -> bytes:
+        """Return the reply whose parts the stream would have been."""
+        end: StreamEnd | None = None
+        for event in events:
+            if isinstance(event, StreamEnd):
+                end = event
+            else:
+                for key, value in self._taken(event).items():
+                    self._said[key] += value
+        assert end is not None  # or `events` raises
+        self._said["logprobs"] += self._rest().get("logprobs", [])
+        return self._line(self._said, done=True, **self._ending(end, usage))
+
+    def _taken(self, event: ReplyEvent | GroupEvent) -> dict[str, list[Any]]:
+        """Return what an event adds to the reply."""
+        match event:
+            case ReasoningDelta(text):
+                return {"thinking": [text]}
+            case ContentLogprobs(tokens):
+                self._tokens = tokens
+            case ContentDelta(text):
+                return {"text": [text], **self._rest()}
+            case ToolCallStart(_, name):
+                self._name, self._arguments = name, []
+            case ToolCallDelta(_, arguments):
+                self._arguments.append(arguments)
+            case ToolCallEnd(index, True):
+                called = json_text.arguments_object("".join(self._arguments))
+                function = {"index": index, "name": self._name, "arguments": called}
+                return {"tool_calls": [{"id": self._call_id(index), "function": function}]}
+        return {}
+
+    def _rest(self) -> dict[str, list[Any]]:
+        """Return the log probabilities of the tokens that were held for the text that comes next."""
+        tokens, self._tokens = self._tokens, ()
+        return {"logprobs": self._logprobs.chunk(tokens)["content"]} if self._logprobs and tokens else {}
+
+    def _line(self, said: dict[str, list[Any]], *, done: bool, **more: Any) -> bytes:
+        fields: dict[str, Any] = {}
+        if thinking := said.get("thinking"):
+            fields["thinking"] = "".join(thinking)
+        if calls := said.get("tool_calls"):
+            fields["tool_calls"] = calls
+        line = {
+            "model": self._model,
+            "created_at": as_time(time.time()),
+            **self._part("".join(said.get("text", ())), **fields),
+            "done": done,
+            **more,
+        }
+        if logprobs := said.get("logprobs"):
+            line["logprobs"] = logprobs
+        return json_text.body(line)
+
+    def _ending(self, end: StreamEnd, usage: Usage) -> dict[str, Any]:
+        return {
+            "done_reason": "length" if end.finish == "length" else "stop",
+            "total_duration": nanoseconds(time.perf_counter() - self._started),
+            "load_duration": nanoseconds(self._load_seconds),
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": nanoseconds(usage.prefill_seconds),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": nanoseconds(usage.decode_seconds),
+        }
