@@ -300,7 +300,7 @@ def _reasoning(block: Mapping[str, Any], where: str) -> str:
     except NotSealedHere:
         # By these words a client knows that it has to leave such blocks out: another server has made them.
         raise refuse(
-            f"{where}: Invalid `{field}` in `{block['type']}` block: it was not made by this server, or its text was "
+            f"Invalid `{field}` in `{block['type']}` block: it was not made by this server, or its text was "
             "changed. Leave the block out.",
             f"{where}.{field}",
             "invalid_signature",
