@@ -98,11 +98,14 @@ class CallResults:
         self._results[identifier].append(result)
 
     def with_results(self, messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield messages, each with the results that belong after it."""
+        """Yield messages, each with the results that belong after it, in the order of its calls."""
         for message in messages:
             yield message
             if calls := message.get("tool_calls"):
-                yield from self._results[calls[0]["id"]]
+                places = {call["id"]: place for place, call in enumerate(calls)}
+                yield from sorted(
+                    self._results[calls[0]["id"]], key=lambda each: places[each["tool_call_id"]]
+                )
 
     def _first(self, queues: defaultdict[str, deque[str]], key: str) -> str:
         return self._first_of(queues[key]) if key in queues else ""
