@@ -125,7 +125,8 @@ class ChatPrompts:
             everywhere=self._traits.may_keep_answered_reasoning(self._dialect.history),
         )
         last = messages[-1]
-        is_continued = request.continue_last and last["role"] == "assistant" and not last.get("tool_calls")
+        is_over = last.get("tool_calls") or (request.is_last_complete and last.get("content"))
+        is_continued = request.continue_last and last["role"] == "assistant" and not is_over
         return Conversation(messages, resolution, is_continued)
 
     def prompt(
@@ -188,7 +189,10 @@ class ChatPrompts:
         if not conversation.is_continued:
             return self._builder.build(given)
         return self._builder.continued(
-            given, reasoning=messages[-1].get(REASONING_CONTENT, ""), content=conversation.begun_answer
+            given,
+            reasoning=messages[-1].get(REASONING_CONTENT, ""),
+            content=conversation.begun_answer,
+            closes_reasoning=request.is_last_complete,
         )
 
     def tool_names(self, request: ChatRequest) -> ToolNames:

@@ -323,14 +323,18 @@ class PromptBuilder:
         )
         return prompt if given.take_over is None else given.take_over(prompt, text, sentinel)
 
-    def continued(self, given: Rendering, *, reasoning: str, content: str) -> Prompt:
+    def continued(
+        self, given: Rendering, *, reasoning: str, content: str, closes_reasoning: bool = False
+    ) -> Prompt:
         """Build the prompt of a reply that has been begun already: it goes on where that text ends."""
         prompt = self.build(given)
         if given.size is not None:
             for begun in (reasoning, content):
                 given.size.check(begun)
         tokens = list(prompt.tokens)
-        continuation = self._dialect.continuation(reasoning, content, opened=prompt.opens_in)
+        continuation = self._dialect.continuation(
+            reasoning, content, opened=prompt.opens_in, closes_reasoning=closes_reasoning
+        )
         for marker, pieces in groupby(continuation.pieces, key=lambda piece: piece.marker):
             text = "".join(piece.text for piece in pieces)
             tokens += self._tokenizer.encode(text, control_tokens=marker)

@@ -104,6 +104,8 @@ class ChatRequest(ReplyRequest):
     and `thinking_budget_message` what it ends with then; `answer_reserve` how many tokens of the reply are kept for the
     answer. `background_detection` says whether to look for a client's own prompt (None: as configured), `background` is
     the one this was recognised as. `owner` is whose request it is: what is remembered of replies is each client's own.
+    A last message of the assistant's is continued with `continue_last`; with `is_last_complete` only if it is no more
+    than reasoning, which is over.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -118,6 +120,7 @@ class ChatRequest(ReplyRequest):
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     continue_last: bool = True
+    is_last_complete: bool = False
     add_generation_prompt: bool = True
     raw: bool = False
     thinking_budget: int | None = None

@@ -192,7 +192,7 @@ class Exchange:
     body: bytes
     status: int = 0
     reply_headers: dict[str, str] = field(default_factory=dict)
-    reply: bytes = b""
+    reply: bytearray = field(default_factory=bytearray)
 
     @property
     def json(self) -> Any:

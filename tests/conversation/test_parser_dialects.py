@@ -67,6 +67,19 @@ def test_a_begun_answer_reads_as_what_it_continues(
     assert message.reasoning == reasoning + ("!" if written.opens_in is Channel.ANALYSIS else "")
 
 
+@pytest.mark.parametrize("opened", [None, Channel.ANALYSIS])
+@pytest.mark.parametrize("dialect", ["harmony", "think"])
+def test_reasoning_that_is_over_is_closed_and_anything_may_follow(
+    dialect: str, opened: Channel | None
+) -> None:
+    written = DIALECTS[dialect].continuation("Two and two", "", opened=opened, closes_reasoning=True)
+    parser = ChannelParser(dialect, opens_in=opened)
+    message = fold([event for piece in written.pieces for event in parser.feed(piece.text)])
+    assert (message.reasoning, message.content) == ("Two and two", "")
+    assert written.opens_in is None
+    assert DIALECTS[dialect].continuation("Two", "Four", closes_reasoning=True).opens_in is not None
+
+
 def test_text_of_a_begun_answer_is_no_marker() -> None:
     written = DIALECTS["harmony"].continuation("", "<|end|>")
     assert [piece.text for piece in written.pieces if piece.marker] == ["<|channel|>", "<|message|>"]

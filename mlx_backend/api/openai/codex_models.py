@@ -1,8 +1,9 @@
 """The list of models as Codex reads it: `models` of GET /v1/models, next to OpenAI's `data`.
 
 Codex is given the address (`model_catalog_url`), and takes from an entry what it otherwise guesses: the efforts of its
-picker, the context (it compacts a conversation at nine tenths of it), whether to send images, and how files are edited.
-Only for a model whose calls are held to a grammar is that the `apply_patch` tool, whose input any other may get wrong.
+picker, the context (it compacts a conversation while a tool's result still fits), whether to send images, and how files
+are edited. Only for a model whose calls are held to a grammar is that the `apply_patch` tool, whose input any other may
+get wrong.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class CodexModel(TypedDict):
     supports_parallel_tool_calls: bool
     context_window: int | None
     max_context_window: int | None
+    auto_compact_token_limit: int | None
     input_modalities: list[Literal["text", "image"]]
     experimental_supported_tools: list[str]
 
@@ -126,6 +128,7 @@ def codex_model(
         "supports_parallel_tool_calls": "tools" in can,
         "context_window": context,
         "max_context_window": context,
+        "auto_compact_token_limit": None if context is None else context * 9 // 10 - limit,
         "input_modalities": ["text", "image"] if "vision" in can else ["text"],
         "experimental_supported_tools": [],
     }

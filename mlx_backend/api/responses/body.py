@@ -126,6 +126,7 @@ class ResponsesBody(ConversationBody):
                 answer_format=self._answer_format(),
                 tool_choice=choice,
                 parallel_tool_calls=self.parallel_tool_calls is not False,
+                is_last_complete=conversation.is_last_complete,
                 **self.common(written, "input", "instructions"),
             ),
             tools,

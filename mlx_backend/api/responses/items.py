@@ -34,6 +34,8 @@ class ItemConversation:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.images: list[ImageSource] = []
+        self.is_last_complete = False
+        """Whether the last item is one that was sent, whole: what has an id and is not said to be incomplete."""
         self._open: dict[str, Any] | None = None
         """The model's message that the next item may belong to."""
 
@@ -41,6 +43,7 @@ class ItemConversation:
         """Add an item. Raises the ApiError that says what is wrong with it; `where` is its path."""
         if not isinstance(item, Mapping):
             raise refuse(f"{where}: an item must be an object, not {json_type(item)}.", where)
+        self.is_last_complete = bool(item.get("id")) and item.get("status") in (None, "completed")
         match item.get("type") or "message":
             case "message":
                 self._add_message(item, where)

@@ -166,9 +166,19 @@ class ReaderFactory(Protocol):
 
 
 class ContinuationWriter(Protocol):
-    """Writes the beginning of an answer; `opened` is the channel the generation prompt has already opened."""
+    """Writes the beginning of an answer; `opened` is the channel the generation prompt has already opened.
 
-    def __call__(self, reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
+    `closes_reasoning` says whether reasoning without an answer is over.
+    """
+
+    def __call__(
+        self,
+        reasoning: str,
+        content: str,
+        *,
+        opened: Channel | None = None,
+        closes_reasoning: bool = False,
+    ) -> Continuation:
         """Write it."""
         ...
 

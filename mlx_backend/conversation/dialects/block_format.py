@@ -164,7 +164,14 @@ class BlockFormat:
                     return channel
         return None
 
-    def continuation(self, reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
+    def continuation(
+        self,
+        reasoning: str,
+        content: str,
+        *,
+        opened: Channel | None = None,
+        closes_reasoning: bool = False,
+    ) -> Continuation:
         """Write a begun answer after the generation prompt, or after the block that the prompt has opened."""
         pieces: list[Piece] = []
         opener, closer = next(iter(self.reasoning.items()), ("", ""))
@@ -173,9 +180,10 @@ class BlockFormat:
                 pieces += [Piece(opener, marker=True), Piece("\n")]
             pieces.append(Piece(reasoning))
             opened = Channel.ANALYSIS
+        if (content or closes_reasoning) and opened is Channel.ANALYSIS:
+            pieces += [Piece("\n"), Piece(closer, marker=True), Piece("\n\n")]
+            opened = None
         if content:
-            if opened is Channel.ANALYSIS:
-                pieces += [Piece("\n"), Piece(closer, marker=True), Piece("\n\n")]
             if self.answers and self.answers[0].opener and opened is not Channel.FINAL:
                 pieces.append(Piece(self.answers[0].opener, marker=True))
             pieces.append(Piece(content))

@@ -73,7 +73,9 @@ def opens_in(prompt_tail: str) -> Channel | None:
     return None
 
 
-def continuation(reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
+def continuation(
+    reasoning: str, content: str, *, opened: Channel | None = None, closes_reasoning: bool = False
+) -> Continuation:
     """Write the begun answer. There is nowhere to write reasoning."""
     return Continuation((Piece(content),) if content else (), opened)
 

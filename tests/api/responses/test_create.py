@@ -200,6 +200,36 @@ def test_reasoning_comes_back_in_each_of_its_forms(
     assert "Rain." in prompts[-1]
 
 
+@pytest.mark.parametrize(
+    ("last", "end"),
+    [
+        ({}, "<|channel|>analysis<|message|>Hm."),
+        ({"id": "rs_1"}, "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"),
+        ({"id": "rs_1", "status": "incomplete"}, "<|channel|>analysis<|message|>Hm."),
+    ],
+)
+def test_a_reply_goes_on_after_reasoning_that_was_done_and_within_reasoning_that_was_not(
+    client: Client, prompts: Prompts, last: dict[str, str], end: str
+) -> None:
+    """A client whose stream broke sends again what had been done of it."""
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    created(client, [{"role": "user", "content": "hello"}, thought | last])
+    assert prompts[-1].endswith(f"<|start|>assistant{end}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "end"), [({}, "I will look."), ({"id": "msg_1"}, "<|end|><|start|>assistant")]
+)
+def test_a_message_that_was_sent_whole_is_answered_and_one_that_a_client_has_begun_is_continued(
+    client: Client, prompts: Prompts, fields: dict[str, str], end: str
+) -> None:
+    created(
+        client,
+        [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "I will look.", **fields}],
+    )
+    assert prompts[-1].endswith(end)
+
+
 def test_a_response_is_continued_by_its_id_without_its_instructions(client: Client, prompts: Prompts) -> None:
     first = created(client, "Capital of France?", instructions="Be brief.")
     second = created(client, "And its river?", previous_response_id=first["id"])

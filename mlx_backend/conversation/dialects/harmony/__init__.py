@@ -79,16 +79,18 @@ def opens_in(prompt_tail: str) -> Channel | None:
     return parse_header(CHANNEL + opened[1]).channel if opened else None
 
 
-def continuation(reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
+def continuation(
+    reasoning: str, content: str, *, opened: Channel | None = None, closes_reasoning: bool = False
+) -> Continuation:
     """Write a begun answer after `<|start|>assistant`, or after the body that the prompt has opened."""
     pieces: list[Piece] = []
     if reasoning:
         pieces += [*_header(Channel.ANALYSIS, opened), Piece(reasoning)]
         opened = Channel.ANALYSIS
+    if ((content and opened is not Channel.FINAL) or closes_reasoning) and opened is not None:
+        pieces += [Piece(END, marker=True), Piece(START, marker=True), Piece("assistant")]
+        opened = None
     if content:
-        if opened is not None and opened is not Channel.FINAL:
-            pieces += [Piece(END, marker=True), Piece(START, marker=True), Piece("assistant")]
-            opened = None
         pieces += [*_header(Channel.FINAL, opened), Piece(content)]
         opened = Channel.FINAL
     return Continuation(tuple(pieces), opened)
