@@ -42,6 +42,8 @@ class MessagesBody(ConversationBody):
             "this server calls no other servers; let your client list their tools",
         ),
         "container": (is_one_of(), "this server runs no code"),
+        "thread": (is_one_of(), "conversations are not stored here; send all of its messages"),
+        "compaction": (is_one_of(), "ask for a summary in a message"),
     }
     read_elsewhere: ClassVar[dict[str, Any]] = {
         **EFFORT_FIELDS,
@@ -59,19 +61,17 @@ class MessagesBody(ConversationBody):
     tools: list[ClientTool] | None = None
     tool_choice: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
-    metadata: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
 
     @property
     def ignored(self) -> list[str]:
-        """The fields that have no meaning here, and the tools that run at Anthropic."""
+        """The fields that have no meaning here."""
         match (self.model_extra or {}).get("context_management"):
             case {"edits": list(edits)} if any(edit != _KEEPS_ALL for edit in edits):
                 habits: tuple[str, ...] = ("betas",)
             case _:
                 habits = ("betas", "context_management")
-        hosted = [f"tools[{at}].{tool.type}" for at, tool in enumerate(self.tools or ()) if tool.is_hosted]
-        names = [name for name in super().ignored if name not in habits and not name.startswith("tools.")]
-        return [*names, *hosted]
+        return [name for name in super().ignored if name not in habits]
 
     def request(self, written: Mapping[str, Any]) -> ChatRequest:
         """Return the request for the chat service. Raises ApiError."""

@@ -18,6 +18,9 @@ class ClientTool(Lenient):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
+    cache_control: dict[str, Any] | None = None
+    """All is cached, and arguments are always streamed as they are written."""
+    eager_input_streaming: bool | None = None
 
     @classmethod
     def parse(cls, definition: Any, where: str) -> Self:
@@ -31,6 +34,11 @@ class ClientTool(Lenient):
     def is_hosted(self) -> bool:
         """Whether it is one that only Anthropic's models know."""
         return self.type not in (None, "custom")
+
+    @property
+    def unknown(self) -> list[str]:
+        """The fields that mean nothing here; of a tool that runs at Anthropic its type."""
+        return [str(self.type)] if self.is_hosted else super().unknown
 
     def as_function(self) -> dict[str, Any]:
         """Return it as a function."""

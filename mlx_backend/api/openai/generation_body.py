@@ -59,6 +59,7 @@ REFUSED: Refusals = {
     "modalities": (is_one_of(["text"], []), "this model writes text only"),
     "audio": (is_empty, "this model writes text only"),
     "web_search_options": (is_one_of(), "this server does not search the web"),
+    "moderation": (is_one_of(), "nothing is moderated here"),
     "use_beam_search": (is_one_of(False), "beam search is not supported"),
     "bad_words": (is_empty, "send logit_bias with the tokens that should not come"),
     "min_tokens": (is_one_of(0), "a reply ends where the model ends it"),

@@ -40,12 +40,6 @@ class TextOptions(Lenient):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponseStreamOptions(Lenient):
-    """What to add to a stream: nothing that means anything here."""
-
-    include_obfuscation: bool | None = None
-
-
 @accepts(*SAMPLING)
 class ResponsesBody(ConversationBody):
     """POST /v1/responses. The settings of replies that other addresses take are taken here, too."""
@@ -65,7 +59,6 @@ class ResponsesBody(ConversationBody):
     input: str | list[Any] | None = None
     instructions: str | None = None
     stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
     tools: Annotated[
         Tools | None, BeforeValidator(Tools.parse, json_schema_input_type=list[KnownTool] | None)
     ] = None
