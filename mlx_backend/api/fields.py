@@ -148,14 +148,20 @@ def _keys_of(kind: Any) -> set[str]:
     return {key for each in (kind, *get_args(kind)) if is_typeddict(each) for key in each.__annotations__}
 
 
+_TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list[any]", "dict[str,any]"})
+"""Pydantic's, in the path of a value that may be of several types."""
+
+
 def refuse_invalid(error: ValidationError, where: str = "") -> NoReturn:
     """Raise the 400 for the first of the errors; `where` is the path of what was validated."""
     first = error.errors(include_url=False)[0]
     for step in first["loc"]:
+        if step in _TYPE_NAMES:  # it says which of the types was tried, and is no part of the path
+            continue
         where += f"[{step}]" if isinstance(step, int) else f".{step}" if where else str(step)
     if first["type"] == "missing":
         raise refuse(f"{where} is missing.", where)
-    message = first["msg"]
+    message = "must be an object" if first["type"] in ("model_type", "dict_type") else first["msg"]
     message = message[:1].lower() + message[1:]
     raise refuse(f"{where}: {message}; got {excerpt(first['input'])}.", where)
 

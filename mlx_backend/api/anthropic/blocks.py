@@ -33,6 +33,19 @@ _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 """A line that a client adds to its instructions for its own server. It would differ from session to session."""
 
 
+_BRIEF = "next_user_message"
+"""When a system message is no longer shown that is for one turn."""
+
+
+def as_object(holder: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
+    """Return a field that is an object, or an empty one. Raises ApiError."""
+    value = holder.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        path = f"{where}.{name}" if where else name
+        raise refuse(f"{path}: must be an object, not {json_type(value)}.", path)
+    return value or {}
+
+
 def system_text(system: str | Sequence[Any] | None) -> str:
     """Return the instructions, without what is not meant for a model. Raises ApiError."""
     blocks = [{"text": system}] if isinstance(system, str) else system or ()
@@ -70,7 +83,7 @@ class BlockConversation:
         ]
         last = max(users, default=-1)
         for at, message in enumerate(messages):
-            is_brief = isinstance(message, Mapping) and message.get("clear_at") == "next_user_message"
+            is_brief = isinstance(message, Mapping) and message.get("clear_at") == _BRIEF
             if not (is_brief and message.get("role") == "system" and at < last):
                 self.add(message, f"messages[{at}]")
 
@@ -93,17 +106,20 @@ class BlockConversation:
         if role == "assistant":
             self._add_own(blocks, place)
         elif role == "system":
-            self._add_system(message, blocks, place)
+            self._add_system(message, blocks, where)
         else:
             self._add_users(blocks, place)
 
     def _add_system(self, message: Mapping[str, Any], blocks: Sequence[Any], where: str) -> None:
-        match message.get("output_config"):
-            case {"effort": effort} if effort is not None:
-                self.effort = effort
+        if (clear_at := message.get("clear_at")) not in (None, "never", _BRIEF):
+            raise refuse(
+                f"{where}.clear_at = {excerpt(clear_at)}: must be never or {_BRIEF}.", f"{where}.clear_at"
+            )
+        effort = as_object(message, "output_config", where).get("effort")
+        self.effort = self.effort if effort is None else effort
         texts = []
         for at, block in enumerate(blocks):
-            place = f"{where}[{at}]"
+            place = f"{where}.content[{at}]"
             match _kind(block, place):
                 case "tool_addition":
                     texts.append(self._addition(block.get("tool"), f"{place}.tool"))
@@ -293,8 +309,10 @@ def _reasoning(block: Mapping[str, Any], where: str) -> str:
     sealed, text = block.get(field), "" if is_redacted else block.get("thinking")
     if not isinstance(text, str):
         raise refuse(f"{where}.thinking: must be a text, not {json_type(text)}.", f"{where}.thinking")
-    if not isinstance(sealed, str) or not sealed:  # a client that has not kept it
+    if sealed is None or sealed == "":  # a client that has not kept it
         return text
+    if not isinstance(sealed, str):
+        raise refuse(f"{where}.{field}: must be a text, not {json_type(sealed)}.", f"{where}.{field}")
     try:
         return unseal(sealed, text)
     except NotSealedHere:

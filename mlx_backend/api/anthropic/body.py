@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
 
-from mlx_backend.api.anthropic.blocks import BlockConversation, system_text
+from mlx_backend.api.anthropic.blocks import BlockConversation, as_object, system_text
 from mlx_backend.api.anthropic.objects import OutputConfig, ThinkingConfig
 from mlx_backend.api.anthropic.tools import ClientTool  # noqa: TC001 (read at run time)
 from mlx_backend.api.errors import refuse
@@ -20,7 +20,7 @@ from mlx_backend.api.fields import Refusals, is_one_of
 from mlx_backend.api.openai.objects import EFFORT_FIELDS
 from mlx_backend.api.reply_fields import ConversationBody, Limit, accepts, as_stop_strings, offer
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
-from mlx_backend.conversation.json_values import excerpt, json_type
+from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.conversation.result_media import with_media_as_parts
 from mlx_backend.settings import SAMPLING
 
@@ -165,13 +165,16 @@ class MessagesBody(ConversationBody):
 
 def _with_effort(written: Mapping[str, Any], effort: Any) -> Mapping[str, Any]:
     """Return the body with one statement of the effort: what a message asks for, and none where thinking is off."""
-    thinking, config = written.get("thinking"), written.get("output_config")
-    if thinking is not None and not isinstance(thinking, Mapping):
-        raise refuse(f"thinking: must be an object, not {json_type(thinking)}.", "thinking")
-    config = dict(config) if isinstance(config, Mapping) else {}
+    thinking, config = as_object(written, "thinking"), dict(as_object(written, "output_config"))
+    kind = thinking.get("type")
+    if kind not in (None, "enabled", "adaptive", "disabled", "between_tools"):
+        raise refuse(
+            f"thinking.type = {excerpt(kind)}: must be enabled, adaptive, disabled or between_tools.",
+            "thinking.type",
+        )
     if effort is not None:
         config["effort"] = effort
     # Between tools it is off, too: what is written there is no more than a line about what comes next.
-    if thinking is not None and thinking.get("type") in ("disabled", "between_tools"):
+    if kind in ("disabled", "between_tools"):
         return {**written, "thinking": {"type": "disabled"}, "output_config": {**config, "effort": None}}
     return {**written, "output_config": config} if config else written

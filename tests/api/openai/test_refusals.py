@@ -384,7 +384,7 @@ def test_completions_refuse_by_name_too(client: Client, fields: dict[str, Any], 
 
 
 def test_unknown_addresses_and_methods_have_the_same_shape(client: Client) -> None:
-    assert "/v1/chat/completions" in refused(client, "/v1/nothing", {}, 404)["message"]
+    assert "GET / lists" in refused(client, "/v1/nothing", {}, 404)["message"]
     response = client.get(CHAT)
     assert response.status_code == 405
     assert response.headers["Allow"] == "POST"
