@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mlx_backend.chat.effort_probe import DEFAULT_BUDGETS, probe_effort
 from mlx_backend.chat.history_probe import probe_history
+from mlx_backend.chat.infill import find_infill
 from mlx_backend.chat.response_template import recognise
 from mlx_backend.constraints import can_constrain, can_require_calls
 from mlx_backend.conversation.template import TemplateTraits
@@ -47,8 +48,9 @@ _FILES = (
 class ModelFacts:
     """What is known of a chat model without its settings, loaded or not; None and empty for what is not known.
 
-    `advice` is its makers' for sampling. `sees_images` says whether it is shown images here, `one_process` whether one
-    process has the whole model: where several share it, no reply can be held to a grammar.
+    `advice` is its makers' for sampling. `infills` says whether it fills in text before a suffix, `sees_images` whether
+    it is shown images here, `one_process` whether one process has the whole model: where several share it, no reply can
+    be held to a grammar.
     """
 
     template: str | None
@@ -59,6 +61,7 @@ class ModelFacts:
     context_length: int | None = None
     advice: Mapping[str, float] = field(default_factory=dict)
     adapters: Collection[str] = ()
+    infills: bool = False
     sees_images: bool = False
     one_process: bool = True
 
@@ -116,6 +119,7 @@ def describe(facts: ModelFacts, settings: ModelSettings) -> ModelDescription:
         "tool_choice": has_tools and has_grammar and can_require_calls(dialect),
         "structured_output": has_grammar,
         "vision": facts.sees_images,
+        "insert": facts.infills,
     }
     wanted = settings.name_effort or settings.reasoning_effort or scale.default
     default = scale.level_of(wanted) if wanted else None
@@ -172,6 +176,7 @@ class FolderDescriber:
             context_length=options.context_length or model_files.context_length(files.config),
             advice=files.advice,
             adapters=options.adapters,
+            infills=find_infill(files.tokens.__contains__) is not None,
             sees_images=one_process and image_support(files.config) is ImageSupport.AVAILABLE,
             one_process=one_process,
         )

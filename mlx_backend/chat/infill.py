@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mlx_backend.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mlx_backend.engine.base import Tokenizer
 
@@ -29,10 +29,6 @@ class InfillFormat:
     middle: str = ""
     ends: tuple[str, ...] = ()
     suffix_first: bool = False
-
-    def is_known_to(self, tokenizer: Tokenizer) -> bool:
-        """Whether each of the markers is a token."""
-        return all(_is_token(tokenizer, each) for each in (self.prefix, self.suffix, self.middle) if each)
 
     def tokens(self, tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
         """Return the prompt that asks for what stands between two texts."""
@@ -68,18 +64,26 @@ FORMATS = (
 """The first whose markers a model knows is its own."""
 
 
+def find_infill(is_token: Callable[[str], bool]) -> InfillFormat | None:
+    """Return how a model is asked to fill a gap, by which texts are tokens; None if it knows no markers for that."""
+    for each in FORMATS:
+        if all(is_token(marker) for marker in (each.prefix, each.suffix, each.middle) if marker):
+            return each
+    return None
+
+
+def infill_of(tokenizer: Tokenizer) -> InfillFormat | None:
+    """Return how a loaded model is asked to fill a gap, if it can be."""
+    return find_infill(lambda text: len(tokenizer.encode(text, control_tokens=True)) == 1)
+
+
 def infill_format(tokenizer: Tokenizer, model: str) -> InfillFormat:
     """Return how a model is asked to fill a gap. Raises RequestError if it knows no markers for that."""
-    for each in FORMATS:
-        if each.is_known_to(tokenizer):
-            return each
+    if (found := infill_of(tokenizer)) is not None:
+        return found
     raise RequestError(
         f"The model {model} cannot fill in text before a suffix: its vocabulary has no tokens for that, as those of "
         "Qwen-Coder, DeepSeek-Coder, StarCoder, CodeLlama and Codestral have. Send the request without 'suffix'.",
         "suffix",
         "unsupported_value",
     )
-
-
-def _is_token(tokenizer: Tokenizer, text: str) -> bool:
-    return len(tokenizer.encode(text, control_tokens=True)) == 1

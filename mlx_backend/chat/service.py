@@ -19,7 +19,7 @@ from mlx_backend.byte_cache import CacheBudget
 from mlx_backend.chat.capabilities import ChatFormat, ModelFacts, describe
 from mlx_backend.chat.chat_prompt import ChatPrompts
 from mlx_backend.chat.generated_replies import GeneratedReplies
-from mlx_backend.chat.infill import infill_format
+from mlx_backend.chat.infill import infill_format, infill_of
 from mlx_backend.chat.limits import ReplyLimits, TextSize
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.prompt import Prompt
@@ -173,6 +173,7 @@ class Service:
             vocabulary_size=tokenizer.vocabulary_size,
             context_length=engine.context_length,
             advice=engine.sampling_defaults,
+            infills=infill_of(tokenizer) is not None,
             sees_images=self._images.are_seen,
             one_process=distributed_backend() is None,
         )

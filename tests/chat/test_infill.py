@@ -11,9 +11,12 @@ from scripted_engine import ScriptedEngine
 from scripted_server import client_of
 from tokenizers import AddedToken
 
+from mlx_backend.chat.capabilities import FolderDescriber
 from mlx_backend.chat.infill import FORMATS
+from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.request import CompletionRequest
 from mlx_backend.chat.service import Service
+from mlx_backend.models.engine_options import EngineOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +54,13 @@ def test_a_suffix_is_written_as_the_family_was_trained(name: str) -> None:
             assert engine.requests[-1].prompt == prompt
             assert reply["choices"][0]["text"] == "between"
             assert reply["usage"]["prompt_tokens"] == len(engine.requests[-1].request.prompt)
+        assert client.post("/api/generate", json={"suffix": "after"}).status_code == 200
+        body = {"prompt": "before", "suffix": "after", "stream": False}
+        assert client.post("/api/generate", json=body).get_json()["response"] == "between"
+        assert engine.requests[-1].prompt == prompt
+        shown = client.post("/api/show", json={"model": engine.model_id}).get_json()
+        assert "insert" in shown["capabilities"]
+        assert ".Suffix" in shown["template"]  # by which editors know it
 
 
 def test_a_gap_ends_where_the_model_says_so_also_with_a_marker_that_is_no_end_token() -> None:
@@ -72,6 +82,9 @@ def test_a_tokenizer_need_not_call_the_markers_special(tmp_path: Path) -> None:
         reply = Service(engine).complete(CompletionRequest(prompt="a", suffix="b", max_tokens=1))
         list(reply.events())
         assert reply.usage.prompt_tokens == len("ab") + 3
+        assert "insert" in Service(engine).description().capabilities
+    in_folder = FolderDescriber().describe(tmp_path, EngineOptions(), ModelSettings.of())
+    assert "insert" in in_folder.capabilities
 
 
 def test_no_two_families_share_their_markers() -> None:

@@ -217,10 +217,8 @@ class GenerateBody(OllamaBody):
                 raise refuse(
                     f"{name}: a prompt with {form} goes to the model as it is; send one of the two.", name
                 )
-        if not self.prompt:
-            raise refuse("prompt: must not be empty.", "prompt")
         return CompletionRequest(
-            prompt=self.prompt,
+            prompt=self.prompt or "",
             suffix=self.suffix or "",
             adapter=self.adapters,
             priority=self.priority,
