@@ -25,6 +25,10 @@ class Tune(Protocol):
         ...
 
 
+FEW_TOKENS = 16
+"""Tokens of a prompt that are prefilled at once, whoever's turn it is: of one that was cached but for its end."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """What a loaded model reports about itself."""

@@ -5,7 +5,8 @@
     arrival     among those of one client: first come, first served; a step of priority counts as 30 seconds of waiting
 
 That is whose turn it is. While there is room only for a short one, the shortest goes first: a long prompt is prefilled
-for many steps, in which short ones can be completed.
+for many steps, in which short ones can be completed. Of a prompt that is cached but for its end there is nothing to
+wait for: it goes first while less than half of the requests run that may.
 
 What a client was served is a virtual token counter, as in "Fairness in Serving Large Language Models" (Sheng et al.,
 OSDI 2024). A client that has had nothing waiting comes back at the level of those that wait now: what was not used is

@@ -43,7 +43,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 from mlx_backend.engine.base import EngineStatus, Finished, Progress, PromptLogprobs, TokenDelta
-from mlx_backend.engine.batch import Ended
+from mlx_backend.engine.batch import FEW_TOKENS, Ended
 from mlx_backend.engine.fair_queue import FairQueue
 from mlx_backend.engine.jobs import Generation, Job
 from mlx_backend.errors import EngineBusy, EngineError, EngineFailed, EngineStopped
@@ -357,10 +357,13 @@ class Scheduler:
     def _admit(self) -> None:
         while self._queue and len(self._running) < self._max_running:
             assert self._info is not None  # it has been loaded
-            job = self._queue.next()
-            room = self._info.prefill_room(job.priority)
-            if job.tokens > room and (job := self._queue.shortest()).tokens > room:
-                break
+            job, shortest = self._queue.next(), self._queue.shortest()
+            if shortest.tokens <= FEW_TOKENS and len(self._running) < self._max_running // 2:
+                job = shortest
+            else:
+                room = self._info.prefill_room(job.priority)
+                if job.tokens > room and (job := shortest).tokens > room:
+                    break
             try:
                 if not self._batch.admits(job.request):
                     break

@@ -34,6 +34,7 @@ ROWS: dict[str, tuple[str, str, Callable[[systems.Fleet], Iterator[Line]]]] = {
     "reuse": ("Prompt tokens computed again", "one run", reuse.prompt_reuse),
     "leaving": ("Steps run for clients that disconnected", "3 runs", load.steps_after_disconnect),
     "crowd": ("Many clients at once", "one run", load.many_clients),
+    "arrivals": ("Six who chat while others keep arriving", "one run", load.steady_arrivals),
     "behind": ("A short stream behind long requests", "3 runs", speed.behind_long_requests),
     "beside": ("A greedy request beside a stream at temperature 2", "one run", answers.beside_sampled_stream),
     "stop": ("Stop strings and logprobs", "one run", answers.stop_and_logprobs),

@@ -19,7 +19,7 @@ from scheduler_batches import (
 from scripted_engine import ScriptedEngine, Transcript
 
 from mlx_backend.engine.base import EngineItem, Finished, GenerationRequest, Progress, TokenDelta
-from mlx_backend.engine.batch import ModelInfo
+from mlx_backend.engine.batch import FEW_TOKENS, ModelInfo
 from mlx_backend.engine.fair_queue import SECONDS_PER_PRIORITY, FairQueue
 from mlx_backend.engine.jobs import Job
 from mlx_backend.engine.scheduler import Scheduler
@@ -77,15 +77,18 @@ def test_no_request_is_overtaken_for_ever(steps_later: float, first: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("room", "names"), [(math.inf, ["long", "short", "other"]), (50, ["short", "other"]), (4, [])]
+    ("room", "names"),
+    [(math.inf, ["few", "long", "short", "other"]), (50, ["few", "short", "other"]), (4, ["few"])],
 )
-def test_while_a_long_prompt_has_no_room_shorter_ones_are_started(room: float, names: list[str]) -> None:
+def test_while_a_long_prompt_has_no_room_shorter_ones_are_started_and_those_of_few_tokens_in_any_case(
+    room: float, names: list[str]
+) -> None:
     class Short(LimitedBatch):
         def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
             return replace(super().load(on_progress), prefill_room=lambda priority: room)
 
     batch = Short(100)
-    lengths = {"long": 90, "short": 5, "other": 7}
+    lengths = {"long": 90, "short": 25, "other": 27, "few": FEW_TOKENS}
     scheduler = Scheduler(batch)
     generations = {
         name: scheduler.submit(GenerationRequest(prompt=[1] * length, max_tokens=1))

@@ -1,9 +1,11 @@
 """When a chunk of a prompt runs next to replies, and how long it is: a share of time, and a bound on each gap.
 
-While nobody decodes, prompts get all of the time. While replies do, prompts are prefilled on credit: the seconds that
-their chunks take are spent, and all other time earns some again. With none left, replies have the steps to themselves
-until there is. So steady arrivals get a quarter of the time, in chunks of a few steps' worth, and a prompt that
-comes alone runs in chunks of up to `MAX_STALL_SECONDS` until it has spent what has been saved up for one.
+A prompt that waits by itself is prefilled in every step, in chunks of up to `MAX_STALL_SECONDS`, unless such prompts
+have just had a third of the time. All others get a quarter of the time, in chunks of a few steps' worth.
+
+While nobody decodes, prompts get all of the time. While replies do, it is counted as credit and debt: the seconds that
+chunks take are spent, and all other time earns some again. With no credit left, replies have the steps to themselves
+until there is.
 
 A chunk's time is what its step takes longer than steps usually do in which nothing is prefilled. So is that of the step
 after it, which may have to wait for the rest of the chunk.
@@ -35,15 +37,15 @@ MAX_CHUNK_SECONDS = 1.0
 """The longest time of a chunk where no reply is running, but a request may arrive."""
 MAX_BACKGROUND_SECONDS = 0.05
 """The longest time of a chunk of a prompt that every user's should precede, and so wait for."""
-COST_OF_SEVERAL = 3
-"""What a second costs in which several prompts are prefilled: a quarter of the time is theirs, and half is one's alone.
+COST = 3
+"""What a second of prefill costs: a quarter of the time is left for it next to replies.
 
-Less than half, since each that begins to reply makes the steps of the others longer.
+Less than half, since each prompt's own reply makes the steps of the others longer.
 """
 MAX_CREDIT = 1.5
-"""Seconds that are saved up while replies decode alone, or nobody does, for several prompts that come."""
-LONE_PROMPT, MAX_LONE_CREDIT = 8192, 12.0
-"""Tokens of a prompt that comes alone, and seconds: what is saved up for it, where it takes no longer."""
+"""Seconds that are saved up while replies decode alone, or nobody does, for prompts that come together."""
+MAX_DEBT = 30.0
+"""Seconds after a prompt that waited by itself for minutes in which others are prefilled by their share of time."""
 RETURN_SECONDS = 0.5
 """How long after the last reply those who chat may send their next requests, before time belongs to prompts alone."""
 STEPS_PER_CHUNK = 4
@@ -68,16 +70,21 @@ class PrefillPacer:
         work: Callable[[int], float] = lambda tokens: tokens + RUN_OVERHEAD,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self.credit = MAX_LONE_CREDIT
+        self.credit = MAX_CREDIT
+        self._debt = 0.0
+        """Seconds until a prompt that waits by itself may be prefilled in every step, if another just was."""
+        self._lone: int | None = None
+        """The number of the prompt that is."""
+        self._is_alone = False
         self._fixed = fixed
         self._work = work
         self._clock = clock
         self._rates: deque[float] = deque(() if rate is None else (rate,), maxlen=MEASURED_CHUNKS)
         self._steps: deque[float] = deque(maxlen=MEASURED_STEPS)
         """Seconds of steps in which replies decoded and nothing was prefilled."""
-        self._now = clock()
+        self._started = self._ended = clock()
+        """When this step started, and the one before ended."""
         self._decoded_at = -math.inf
-        self._cost = 1
         self._spends = self._spent = False
         """Whether this step, and the one before, prefills on credit."""
 
@@ -103,47 +110,56 @@ class PrefillPacer:
     @property
     def pace(self) -> list[float | None]:
         """All that was measured, as plain numbers; processes that share a model have to decide by the same ones."""
-        return [self.rate, self.step_seconds, self.credit]
+        return [self.rate, self.step_seconds, self.credit, self._debt]
 
     @pace.setter
     def pace(self, pace: list[float | None]) -> None:
-        rate, step, credit = pace
+        rate, step, credit, debt = pace
         if rate is not None:
             self.rate = rate
         self._steps.clear()
         if step:
             self._steps.append(step)
-        self.credit = 0.0 if credit is None else credit
+        self.credit, self._debt = credit or 0.0, debt or 0.0
+
+    @property
+    def may_prefill(self) -> bool:
+        """Whether prompts may be prefilled in this step, if replies wait for it."""
+        return self._is_alone or self.credit >= 0
 
     def start_step(self) -> None:
-        """Note the time. What has passed since the last step earned credit."""
-        self._pass(spent=0.0)
+        """Note the time. Nothing else depends on it before the step ends: processes that share a model decide alike."""
+        self._started = self._clock()
         self._spent, self._spends = self._spends, False
 
-    def spend(self, *, is_alone: bool) -> None:
-        """Have this step's prefill take from the credit, if replies decode or did just now. It may be of one prompt."""
-        self._spends = self._now - self._decoded_at < RETURN_SECONDS
-        self._cost = 1 if is_alone else COST_OF_SEVERAL
-        if not is_alone:
-            self.credit = min(self.credit, MAX_CREDIT)
+    def note_waiting(self, only: int | None) -> None:
+        """Note the number of the prompt that waits by itself, if one does."""
+        if only is not None and not self._debt:
+            self._lone = only
+        self._is_alone = only is not None and only == self._lone
+
+    def spend(self) -> None:
+        """Have this step's prefill take from the credit, if replies decode or did just now."""
+        self._spends = self._started - self._decoded_at < RETURN_SECONDS
 
     def end_step(self, *, prefilled: bool, decoded: bool) -> None:
         """Learn from a step's time: whether something was `prefilled` in it, and whether replies `decoded`."""
-        seconds = self._clock() - self._now
+        now = self._clock()
+        seconds, passed = now - self._started, now - self._ended
+        self._ended = now
         if decoded:
-            self._decoded_at = self._now + seconds
+            self._decoded_at = now
         if decoded and not (prefilled or self._spent):
             self._steps.append(seconds)
         on_credit = self._spends or (self._spent and decoded)
-        self._pass(spent=max(0.0, seconds - self.step_seconds) if on_credit else 0.0)
-
-    def _pass(self, *, spent: float) -> None:
-        now = self._clock()
-        earned = now - self._now - spent
-        self._now = now
+        spent = max(0.0, seconds - self.step_seconds) if on_credit else 0.0
         # What took longer than any chunk was something else, such as compiling.
-        longest = max(MAX_STALL_SECONDS, self._min_seconds()) * self._cost
-        self.credit = min(self._max_credit(), max(-longest, self.credit + earned - spent * self._cost))
+        longest = max(MAX_STALL_SECONDS, self._min_seconds())
+        spent = min(spent, longest)
+        debt = self._debt + COST * spent * self._is_alone - passed
+        self._debt = min(MAX_DEBT, max(0.0, debt))
+        lowest = min(self.credit, -longest) if self._is_alone else -COST * longest
+        self.credit = min(MAX_CREDIT, max(lowest, self.credit + passed - (1 + COST) * spent))
 
     @property
     def max_chunk(self) -> int:
@@ -177,6 +193,8 @@ class PrefillPacer:
         if is_background:
             return MAX_BACKGROUND_SECONDS
         longest = MAX_STALL_SECONDS if others_wait else MAX_CHUNK_SECONDS
+        if self._is_alone:
+            return longest
         return min(longest, max(self.credit, STEPS_PER_CHUNK * self.step_seconds, self._min_seconds()))
 
     def _min_seconds(self) -> float:
@@ -188,14 +206,6 @@ class PrefillPacer:
         best = max(size / self._work(size) for size in sizes)
         shortest = next(size for size in sizes if size / self._work(size) >= MIN_EFFICIENCY * best)
         return self._work(shortest) / self.rate
-
-    def _max_credit(self) -> float:
-        """Return how many seconds are saved up: for one long prompt."""
-        if self.rate is None:
-            return MAX_LONE_CREDIT
-        chunk = self._fitting(MAX_STALL_SECONDS)
-        seconds = LONE_PROMPT / chunk * self._work(chunk) / self.rate
-        return max(MAX_CREDIT, min(MAX_LONE_CREDIT, seconds))
 
     def _fitting(self, seconds: float) -> int:
         """Return the tokens of the longest chunk that takes at most so long."""

@@ -6,8 +6,8 @@ are here at a time (`room`): one of any length, whose turn it is, and others tha
 
 Chunks go in turn to the prompt that was admitted first and to the one of which least remains; prompts that can be
 completed with the rest of a chunk share it, and one that will find more in the prefix cache after another waits for
-that. How long a chunk is, and whether replies wait for one at all, prefill_pacer.py decides; what takes no longer than
-one more run of the network is prefilled at once.
+that. How long a chunk is, and whether replies wait for one at all, prefill_pacer.py decides; a few tokens, as of a
+prompt that was cached but for its end, are prefilled at once.
 
 Knows nothing of replies.
 """
@@ -27,7 +27,7 @@ import mlx.core as mx
 
 from mlx_backend.device.mlx import prepares_for_lengths, trim_buffers
 from mlx_backend.engine.base import Progress, PromptLogprobs
-from mlx_backend.engine.batch import Ended
+from mlx_backend.engine.batch import FEW_TOKENS, Ended
 from mlx_backend.engine.mlx.arrays import evaluate_async
 from mlx_backend.engine.mlx.chunk_cost import RUN_OVERHEAD, padded_sizes
 from mlx_backend.engine.mlx.kv_cache import rewind
@@ -144,6 +144,8 @@ class PrefillQueue:
         self._num_added = 0
         self._serves_shortest = False
         """Whether the next chunk goes to the prompt of which least remains."""
+        self._is_full = False
+        """Whether another prompt has waited since the last step for there to be room."""
         self._max_scored = max(1, MAX_SCORED_BYTES // (4 * vocabulary_size))
         self._on_gone = on_gone
         self._shared = shared
@@ -188,6 +190,7 @@ class PrefillQueue:
         lengths = [self._max_remaining(job) for job in self.jobs if job.sequence.request.priority <= priority]
         if not lengths or sum(lengths) < chunk // 2:
             return math.inf
+        self._is_full = True
         beside = max(chunk // 2, RUN_OVERHEAD)
         return max(min(lengths) - 1, beside - sum(length for length in lengths if length <= beside))
 
@@ -197,17 +200,24 @@ class PrefillQueue:
         request = jobs[0].sequence.request
         others_wait = decoding_priority is not None and decoding_priority <= request.priority
         shares: list[tuple[PrefillJob, int]] = []
-        if self.pacer.credit < 0:
-            # The ends of long ones take from the credit.
-            short = [job for job in jobs if job.num_prefilled == job.sequence.num_cached]
-            shares = self._complete([], short, RUN_OVERHEAD)
+        # Not the ends of long ones, which take from the credit.
+        few = [
+            job
+            for job in jobs
+            if job.num_prefilled == job.sequence.num_cached and self._max_remaining(job) <= FEW_TOKENS
+        ]
+        others = [job for job in jobs if job not in few]
+        self.pacer.note_waiting(others[0].number if len(others) == 1 and not self._is_full else None)
+        self._is_full = False
+        if not self.pacer.may_prefill:
+            shares = self._complete([], few, RUN_OVERHEAD)
         if not shares:
-            if others_wait and self.pacer.credit < 0:
+            if others_wait and not self.pacer.may_prefill:
                 return PrefillStep([], [])
             shares = self._share_chunk(jobs, others_wait=others_wait or len(self.jobs) > 1)
             self._serves_shortest = not self._serves_shortest
             if others_wait or decoding_priority is None:
-                self.pacer.spend(is_alone=len(self.jobs) == 1)
+                self.pacer.spend()
         first, _ = shares[0]
         self._prefix_store.evict_to_fit(first.num_prefilled, sum(share for _, share in shares))
         ends = [(job, job.sequence.images.whole_end(job.num_prefilled + share)) for job, share in shares]

@@ -1,13 +1,17 @@
-"""Rows about load: clients that disconnect, many clients at once, and memory."""
+"""Rows about load: clients that disconnect or keep arriving, many clients at once, and memory."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.peers.client import (
@@ -30,6 +34,12 @@ if TYPE_CHECKING:
 LONG = 600
 LOADS = ((64, False), (64, True), (256, False), (256, True))  # clients, streamed
 SHORT_REQUESTS = 500
+ARRIVING = (0, 8, 40)
+ARRIVING_SECONDS = 6.0
+CHATS = (
+    *("What is the capital of France?", "What is the capital of Japan?", "What is the capital of Italy?"),
+    *("What is the capital of Spain?", "Who are you?", "hello"),
+)
 
 
 def steps_after_disconnect(fleet: Fleet) -> Iterator[Line]:
@@ -127,6 +137,74 @@ def _answered_at_once(
         started = time.perf_counter()
         right = sum(job.result() for job in jobs)
         return right, time.perf_counter() - started
+
+
+def steady_arrivals(fleet: Fleet) -> Iterator[Line]:
+    """Count the answers that six clients get while others keep sending new prompts, and leave at their first tokens."""
+    lines = []
+    for count in ARRIVING:
+        beside = f"while {count} keep arriving" if count else "alone"
+        lines.append(Line("arrivals", f"answers of six who chat, {beside}", better="more"))
+        if count:
+            share = "their share of what the six get alone"
+            served = f"first tokens of those {count}"
+            lines += [Line("arrivals", share, better="more"), Line("arrivals", served, compared=False)]
+    for server in fleet.servers("arrivals", "real"):
+        rest = iter(lines)
+        alone = 0
+        for count in ARRIVING:
+            with _arriving(server, count) as counts:
+                answers = _answers_of_six(server)
+            next(rest).add(server.name, Figure(str(answers), answers))
+            if count:
+                next(rest).add(server.name, Figure(f"{answers / max(1, alone):.2f}", answers / max(1, alone)))
+                next(rest).add(server.name, Figure(str(counts[0]), counts[0]))
+            else:
+                alone = answers
+    yield from lines
+
+
+def _answers_of_six(server: RunningServer) -> int:
+    end = time.monotonic() + ARRIVING_SECONDS
+
+    def chat(text: str) -> int:
+        count = 0
+        while time.monotonic() < end:
+            try:
+                complete(
+                    server, user_message(text), timeout=60, max_tokens=100, **server.system.reasoning_fields
+                )
+            except NoAnswer:
+                time.sleep(0.1)
+            else:
+                count += time.monotonic() < end
+        return count
+
+    with ThreadPoolExecutor(len(CHATS)) as pool:
+        return sum(pool.map(chat, CHATS))
+
+
+@contextmanager
+def _arriving(server: RunningServer, count: int) -> Iterator[list[int]]:
+    """Have so many clients send ever new prompts, from a process of their own; then count their first tokens."""
+    counts = [0]
+    if not count:
+        yield counts
+        return
+    fields = {"model": server.model, "max_tokens": 200, **server.system.reasoning_fields}
+    arguments = [str(server.port), str(count), json.dumps(fields)]
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("arriving.py")), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # all of them have begun
+    try:
+        yield counts
+    finally:
+        counts[0] = int(process.communicate(timeout=60)[0])
 
 
 def memory(fleet: Fleet) -> Iterator[Line]:

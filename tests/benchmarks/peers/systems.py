@@ -98,7 +98,7 @@ SYSTEMS: Final = (
         "rapid-mlx",
         (*_RAPID, "--no-gc-control"),
         model="demo",
-        rows=frozenset({"cost", "first", "stall", "crowd", "behind"}),
+        rows=frozenset({"cost", "first", "stall", "crowd", "arrivals", "behind"}),
         reasoning_fields=_THINKING,
     ),
 )

@@ -13,7 +13,7 @@ from mlx_backend.engine.mlx.chunk_cost import (
 )
 from mlx_backend.engine.mlx.prefill_pacer import (
     MAX_CREDIT,
-    MAX_LONE_CREDIT,
+    MAX_DEBT,
     MAX_STALL_SECONDS,
     PrefillPacer,
 )
@@ -102,18 +102,30 @@ class Machine:
         self.now, self.step_seconds, self.rate = 0.0, step, rate
         self.pacer = PrefillPacer(fixed, rate, clock=lambda: self.now)
 
-    def step(self, *, prompts: int = 0, decodes: bool = True) -> float:
-        """Take a step while so many long prompts wait; return how long it prefilled."""
+    def step(
+        self, *, prompts: int = 0, decodes: bool = True, number: int = 0, remaining: int = 100_000
+    ) -> float:
+        """Take a step while so many prompts wait, or only one of that number; return how long it prefilled."""
         self.pacer.start_step()
         chunk = 0.0
-        if prompts and not (decodes and self.pacer.credit < 0):
-            size = self.pacer.chunk_size(0, others_wait=decodes or prompts > 1)
+        if prompts:
+            self.pacer.note_waiting(number if prompts == 1 else None)
+        if prompts and (not decodes or self.pacer.may_prefill):
+            size = min(remaining, self.pacer.chunk_size(0, others_wait=decodes or prompts > 1))
             if decodes:
-                self.pacer.spend(is_alone=prompts == 1)
+                self.pacer.spend()
             chunk = (size + RUN_OVERHEAD) / self.rate
         self.now += chunk + self.step_seconds * decodes
         self.pacer.end_step(prefilled=bool(prompts), decoded=decodes)
         return chunk
+
+    def prefill(self, tokens: int, number: int = 0) -> float:
+        """Prefill a prompt that waits by itself; return the seconds until it is done."""
+        began = self.now
+        while tokens > 0:
+            if chunk := self.step(prompts=1, number=number, remaining=tokens):
+                tokens -= round(chunk * self.rate) - RUN_OVERHEAD
+        return self.now - began
 
     def chunks(self, seconds: float, prompts: int) -> Iterator[tuple[float, float]]:
         """Yield when each chunk begins and how long it takes."""
@@ -156,16 +168,48 @@ def test_several_prompts_that_come_at_once_are_prefilled_at_once_for_half_a_seco
     assert steady < first <= steady + MAX_CREDIT / 3 + MAX_STALL_SECONDS
 
 
+@pytest.mark.parametrize("tokens", [300, 8192, 100_000])
 @pytest.mark.parametrize(("rate", "step"), RATES_AND_STEPS)
-def test_a_long_prompt_that_comes_alone_is_prefilled_as_fast_as_gaps_allow(rate: float, step: float) -> None:
+def test_a_prompt_that_waits_by_itself_is_prefilled_in_every_step_however_long_it_is(
+    rate: float, step: float, tokens: int
+) -> None:
     machine = Machine(rate, step)
     for _ in range(20):
         machine.step()
-    full = (machine.pacer.max_chunk + RUN_OVERHEAD) / rate
-    number = min(8192 // machine.pacer.max_chunk, int(MAX_LONE_CREDIT / full))
-    chunks = [machine.step(prompts=1) for _ in range(number)]
-    assert all(chunks)
-    assert chunks.count(full) >= number - 2
+    chunks = -(-tokens // machine.pacer.max_chunk)
+    own = (tokens + chunks * RUN_OVERHEAD) / rate
+    assert machine.prefill(tokens) == pytest.approx(own + chunks * step, rel=0.01)
+
+
+@pytest.mark.parametrize("tokens", [300, 3000])
+@pytest.mark.parametrize(("rate", "step"), RATES_AND_STEPS)
+def test_prompts_that_come_one_after_the_other_get_a_third_of_the_time(
+    rate: float, step: float, tokens: int
+) -> None:
+    machine = Machine(rate, step)
+    list(machine.chunks(5.0, 8))  # what had been saved up is spent
+    began, count = machine.now, 12
+    for number in range(count):
+        machine.prefill(tokens, number)
+    chunks = -(-tokens // machine.pacer.max_chunk)
+    own = (tokens + chunks * RUN_OVERHEAD) / rate
+    assert own * count / (machine.now - began) < 0.45
+
+
+def test_a_long_prompt_goes_on_in_every_step_once_those_that_came_meanwhile_are_done() -> None:
+    machine = Machine(4_000, 0.004)
+    full = [machine.step(prompts=1) for _ in range(30)][-1]
+    assert not all(machine.step(prompts=2) for _ in range(30))
+    assert [machine.step(prompts=1) for _ in range(30)] == [full] * 30
+
+
+def test_what_one_prompt_took_does_not_slow_down_others_for_more_than_half_a_minute() -> None:
+    machine = Machine(500, 0.05)
+    machine.prefill(100_000)
+    end = machine.now + MAX_DEBT
+    while machine.now < end:
+        machine.step()
+    assert all(machine.step(prompts=1, number=1) for _ in range(20))
 
 
 def test_while_nobody_decodes_prompts_get_all_of_the_time_and_credit_is_saved_up() -> None:
@@ -179,12 +223,12 @@ def test_while_nobody_decodes_prompts_get_all_of_the_time_and_credit_is_saved_up
     assert machine.step(prompts=8, decodes=False) == (1024 + RUN_OVERHEAD) / 4_000
 
 
-def test_what_has_passed_while_the_engine_slept_is_saved_up_for_one_long_prompt_at_most() -> None:
+def test_what_has_passed_while_the_engine_slept_is_saved_up_for_half_a_second_of_prefill() -> None:
     machine = Machine(1_000, 0.01)
     list(machine.chunks(5.0, 8))
     machine.now += 3600
     machine.step()
-    assert machine.pacer.credit == MAX_LONE_CREDIT
+    assert machine.pacer.credit == MAX_CREDIT
 
 
 def test_a_step_in_which_something_was_compiled_does_not_keep_prompts_waiting() -> None:
@@ -192,22 +236,29 @@ def test_a_step_in_which_something_was_compiled_does_not_keep_prompts_waiting() 
     for _ in range(20):
         machine.step()
     machine.pacer.start_step()
-    machine.pacer.spend(is_alone=True)
+    machine.pacer.note_waiting(None)
+    machine.pacer.spend()
     machine.now += 60.0
     machine.pacer.end_step(prefilled=True, decoded=True)
     waited = machine.now
-    while not machine.step(prompts=1):
+    while not machine.step(prompts=8):
         pass
     assert machine.now - waited < 3 * MAX_STALL_SECONDS + 0.1
 
 
-def test_processes_that_share_a_model_decide_by_the_same_pace() -> None:
+def test_processes_that_share_a_model_decide_alike_however_long_each_slept() -> None:
     leader, other = Machine(4_000, 0.01), Machine(700, 0.3)
     for prompts in (0, 0, 0, 1, 8, 8, 0, 8):
         leader.step(prompts=prompts)
         other.step(prompts=prompts)
     other.pacer.pace = leader.pacer.pace
+    leader.now += 1.0
+    other.now += 0.001
+    for machine in (leader, other):
+        machine.pacer.start_step()
+        machine.pacer.note_waiting(None)
     assert other.pacer.pace == leader.pacer.pace
+    assert other.pacer.may_prefill == leader.pacer.may_prefill
     assert other.pacer.chunk_size(0, others_wait=True) == leader.pacer.chunk_size(0, others_wait=True)
 
 
