@@ -23,7 +23,6 @@ from mlx_backend.chat.prompt import (
     without_numbers,
 )
 from mlx_backend.common_prefix import common_prefix_length
-from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.dialects.tool_prompts import json_tool_prompt
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.effort_sources import DEFAULT, USUAL_ARGUMENTS, resolve
@@ -45,15 +44,12 @@ if TYPE_CHECKING:
     from mlx_backend.chat.prompt import ImagePlaces, Prompt
     from mlx_backend.chat.request import ChatRequest
     from mlx_backend.chat.request_images import SeenImages
-    from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.effort import EffortScale
     from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.engine.base import Tokenizer
 
 
 log = logging.getLogger(__name__)
-
-_KEEP = HistoryPolicy()
 
 _MAX_LOGGED_WORDS = 256
 """Unknown words for efforts that the log names; a client may send any number of them."""
@@ -228,12 +224,7 @@ class ChatPrompts:
     def next_turn(
         self, request: ChatRequest, answer: Mapping[str, Any], images: SeenImages | None = None
     ) -> PromptStart:
-        """Return what the prompt after this answer will begin with: the common prefix of any two of them.
-
-        The answer's reasoning is part of it where the client sends reasoning back and the template keeps it.
-        """
-        if not answer.get("tool_calls") and _loses_reasoning(request.messages, self._dialect):
-            answer = {key: value for key, value in answer.items() if key != REASONING_CONTENT}
+        """Return what the prompt after this answer will begin with: the common prefix of any two of them."""
         prompts = []
         for text in ("a", "1"):
             replies: list[Mapping[str, Any]] = [
@@ -298,13 +289,3 @@ def _with_instructions(messages: list[dict[str, Any]], section: str) -> list[dic
         return [{"role": "system", "content": section}, *messages]
     instructions = f"{first['content']}\n\n{section}" if first["content"] else section
     return [{**first, "content": instructions}, *messages[1:]]
-
-
-def _loses_reasoning(messages: Sequence[Mapping[str, Any]], dialect: Dialect) -> bool:
-    """Whether a client has sent earlier answers back, and none of them with its reasoning."""
-    answers = [
-        m
-        for m in sanitise(messages, policy=_KEEP, dialect=dialect)
-        if m["role"] == "assistant" and "tool_calls" not in m
-    ]
-    return bool(answers) and not any(REASONING_CONTENT in answer for answer in answers)

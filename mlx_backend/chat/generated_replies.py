@@ -4,8 +4,9 @@ A client sends a reply back as it understood it, and a chat template writes it a
 layout, with defaults that the client has added, reasoning without its last blank, another order in a header. The
 prompt then differs from what the model has generated, and nothing after that place is found in the prefix cache.
 
-    before rendering    by a call's id    the reasoning and arguments that the call was sent with
-    after tokenising    by its prompt     the reply's own tokens, where the prompt goes on as that reply's did
+    before rendering    by a call's id     its arguments, and the reasoning before it
+                        by what was said   the reasoning before an answer, where a template shows that again
+    after tokenising    by its prompt      the reply's own tokens, where the prompt goes on as that reply's did
 
 Tokens are taken over only in the prompt that they were generated for, as far as the text goes, and only if what is
 written there is read as the same message: a reply that its client has changed, or of which the template leaves
@@ -23,6 +24,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from hashlib import blake2b
 from itertools import islice
 from sys import getsizeof
@@ -31,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.byte_cache import ByteCache
 from mlx_backend.chat.prompt import TAIL, Markers, PromptText, positions, unbroken
 from mlx_backend.conversation.dialects.base import END_MARKERS
-from mlx_backend.conversation.message_parts import REASONING_CONTENT
+from mlx_backend.conversation.message_parts import REASONING_CONTENT, hash_of
 from mlx_backend.conversation.parser import ChannelParser, fold
 from mlx_backend.conversation.tools import ToolSet
 
@@ -130,20 +132,27 @@ class GeneratedReplies:
         }
         texts = sorted((special[token] for token in self._ends), key=len, reverse=True)
         self._end = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
-        self._calls: ByteCache[tuple[str, str], _Call] = ByteCache(caches)
+        self._calls: ByteCache[tuple[str, str | int], _Call] = ByteCache(caches)
         self._replies: ByteCache[tuple[str, bytes, bytes], _Reply] = ByteCache(caches)
         self._clock = clock
 
-    def put(self, owner: str, prompt: Prompt, finished: FinishedReply) -> None:
-        """Remember a client's reply to a prompt."""
+    def put(
+        self, owner: str, messages: Sequence[Mapping[str, Any]], prompt: Prompt, finished: FinishedReply
+    ) -> None:
+        """Remember a client's reply to a prompt, which was made of this canonical history."""
         expires, message = self._clock() + TIME_TO_LIVE, finished.message
         # As a client's own would be read: the prompt must not depend on who has remembered it.
         reasoning = message.reasoning.strip()
         complete = (call for call in message.tool_calls if call.complete)
-        for call_id, call in zip(finished.call_ids, complete, strict=True):
-            texts = (owner, call_id, call.name, call.arguments, reasoning)
-            entry = _Call(call.name, call.arguments, reasoning, expires)
-            self._calls.put((owner, call_id), entry, sum(map(getsizeof, texts)) + _ENTRY_BYTES)
+        known: list[tuple[str | int, str, str]] = [
+            (call_id, call.name, call.arguments)
+            for call_id, call in zip(finished.call_ids, complete, strict=True)
+        ]
+        if not known and reasoning and message.content.strip():
+            known = [(_answer_to(reduce(_said_after, messages, 0), message.content), "", "")]
+        for key, name, arguments in known:
+            nbytes = sum(map(getsizeof, (owner, key, name, arguments, reasoning))) + _ENTRY_BYTES
+            self._calls.put((owner, key), _Call(name, arguments, reasoning, expires), nbytes)
         lead = self._lead(prompt.tokens)
         if prompt.text is None or lead is None or not finished.tokens:
             return
@@ -173,26 +182,31 @@ class GeneratedReplies:
         *,
         everywhere: bool,
     ) -> list[dict[str, Any]]:
-        """Return a canonical history with its calls as they were generated, and the reasoning before them.
+        """Return a canonical history with its calls as they were generated, and reasoning that the client has lost.
 
-        Reasoning that the client has lost comes back in the turn that has no answer yet; `everywhere`, in all of them.
+        That comes back in the turn that has no answer yet; `everywhere`, in all of them, and before answers.
         """
         known = ToolSet(tools)
         last_user = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
         restored = [dict(message) for message in messages]
+        said = 0
         for at, message in enumerate(restored):
+            first: _Call | None = None
             if calls := message.get("tool_calls"):
-                found = [self._call(owner, call["id"]) for call in calls]
+                found = [self._find(owner, call["id"]) for call in calls]
                 message["tool_calls"] = [
                     _as_generated(call, each, known) for call, each in zip(calls, found, strict=True)
                 ]
-                loses = not message.get(REASONING_CONTENT) and (everywhere or at > last_user)
-                if loses and (first := found[0]) is not None and first.reasoning:
-                    message[REASONING_CONTENT] = first.reasoning
+                first = found[0] if everywhere or at > last_user else None
+            elif everywhere and message["role"] == "assistant" and at < last_user:
+                first = self._find(owner, _answer_to(said, message["content"]))
+            if first is not None and first.reasoning and not message.get(REASONING_CONTENT):
+                message[REASONING_CONTENT] = first.reasoning
+            said = _said_after(said, message)
         return restored
 
-    def _call(self, owner: str, call_id: str) -> _Call | None:
-        found = self._calls.find((owner, call_id))
+    def _find(self, owner: str, key: str | int) -> _Call | None:
+        found = self._calls.find((owner, key))
         return found if found is not None and found.expires >= self._clock() else None
 
     # -- after tokenising ------------------------------------------------------------------------
@@ -299,6 +313,14 @@ class _MarkerPlaces:
         count += self._text.count(marker, since, position)
         self._counted[marker] = found, count, position
         return found[count] if found else None
+
+
+def _said_after(said: int, message: Mapping[str, Any]) -> int:
+    return hash((said, hash_of(message)))
+
+
+def _answer_to(said: int, content: str) -> int:
+    return hash((said, content.strip()))
 
 
 def _as_generated(call: Mapping[str, Any], found: _Call | None, tools: ToolSet) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.byte_cache import ByteCache
 from mlx_backend.common_prefix import common_prefix_length
-from mlx_backend.conversation.message_parts import REASONING_CONTENT
+from mlx_backend.conversation.message_parts import REASONING_CONTENT, hash_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -70,7 +70,7 @@ class SentPrompt:
             hash(repr(tools)),
             hash(repr(settings)),
             [message["role"] for message in messages],
-            tuple(hash(repr((m["role"], m["content"], _calls(m)))) for m in messages),
+            tuple(map(hash_of, messages)),
             tuple(hash(m.get(REASONING_CONTENT, "")) for m in messages),
             array(_INT, tokens),
         )
@@ -152,10 +152,6 @@ class RecentPrompts:
         self._prompts.put(id(prompt), prompt, prompt.nbytes)
         for oldest in self._prompts.values()[:-MAX_PROMPTS]:
             self._prompts.drop(id(oldest))
-
-
-def _calls(message: Mapping[str, Any]) -> list[Any]:
-    return [call["function"] for call in message.get("tool_calls", ())]
 
 
 def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:

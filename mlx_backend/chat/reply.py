@@ -127,6 +127,12 @@ class Usage:
     repeated_run: int | None = None
     match: PromptMatch | None = None
 
+    @property
+    def broken_by(self) -> str:
+        """What kept the rest of the prompt from being found in the cache; empty if more was found than was sent."""
+        match = self.match
+        return match.broken_by if match is not None and self.cached_tokens <= match.tokens else ""
+
 
 class UsageMeter:
     """Keeps the `usage` of one reply up to date. Reasoning is counted as its budget counts it."""

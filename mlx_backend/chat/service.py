@@ -232,7 +232,7 @@ class Service:
                 unread=unread,
                 # Of several replies it is not known with which the conversation goes on.
                 on_finished=lambda finished: self._on_finished(
-                    request, prompt, sent, seen, finished, goes_on=n == 1
+                    request, conversation, prompt, sent, seen, finished, goes_on=n == 1
                 ),
                 running=self._superseded.reply_to(request),
             )
@@ -426,6 +426,7 @@ class Service:
     def _on_finished(
         self,
         request: ChatRequest,
+        conversation: Conversation,
         prompt: Prompt,
         sent: SentPrompt,
         images: SeenImages | None,
@@ -435,7 +436,7 @@ class Service:
     ) -> None:
         """Remember the reply for the prompts that hold it again, and prewarm what may follow."""
         _log_broken(finished.message.tool_calls)
-        self._replies.put(request.owner, prompt, finished)
+        self._replies.put(request.owner, conversation.messages, prompt, finished)
         if goes_on:
             self._recent_prompts.put(sent, finished.tokens)
         if goes_on and not finished.is_cut:

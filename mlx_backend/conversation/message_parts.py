@@ -59,3 +59,9 @@ def _parts(content: Any) -> list[Any]:
     if isinstance(content, list):
         return content
     return [{"type": "text", "text": content}] if content else []
+
+
+def hash_of(message: Mapping[str, Any]) -> int:
+    """Return a hash of what a canonical message says, but for its reasoning."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return hash(repr((message["role"], message["content"], calls)))

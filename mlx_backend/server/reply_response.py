@@ -197,8 +197,9 @@ class ReplyLog:
             words.append(f"priority={reply.priority}")
         if usage.repeated_run is not None:
             words.append(f"stopped_by=repetition({usage.repeated_run})")
-        if (match := usage.match) is not None and match.broken_by:
-            words.append(f'matched={match.tokens} broken_by="{match.broken_by}"')
+        matched = usage.match.tokens if usage.match is not None else None
+        if usage.broken_by:
+            words.append(f'matched={matched} broken_by="{usage.broken_by}"')
         if self._ignored:
             words.append(f"ignored={header_safe(self._ignored)}")
         fields = {
@@ -213,8 +214,8 @@ class ReplyLog:
             "first_token_seconds": round(first, 4),
             "finish": self.outcome,
             "repeated_run": usage.repeated_run,
-            "matched_tokens": match.tokens if match is not None else None,
-            "broken_by": (match.broken_by or None) if match is not None else None,
+            "matched_tokens": matched,
+            "broken_by": usage.broken_by or None,
         }
         self._record.status = self._record.status or (CLIENT_CLOSED_REQUEST if self.outcome == LEFT else 200)
         self._record.end(" ".join(words), fields)

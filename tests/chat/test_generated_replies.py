@@ -255,17 +255,27 @@ def test_what_the_template_leaves_out_stays_out(scene: Callable[[], Scene]) -> N
         assert "Done." not in each.prompt
 
 
-def test_an_answer_goes_on_as_generated_where_the_template_keeps_its_reasoning() -> None:
+@pytest.mark.parametrize("sends_reasoning", [True, False], ids=["with reasoning", "only the answer"])
+def test_an_answer_goes_on_as_generated_where_the_template_keeps_its_reasoning(
+    sends_reasoning: bool,
+) -> None:
     with (each := think(qwen_xml("true"), XML_CALL)()).engine:
-        message, _ = each.reply(each.answer)
-        said = {
-            "role": "assistant",
-            "content": message.content.strip(),
-            "reasoning_content": message.reasoning,
-        }
-        each.messages = [*each.messages, said, USER]
+        for question in ("one", "two", "three"):
+            each.messages = [*each.messages, {"role": "user", "content": question}]
+            message, _ = each.reply(each.answer)
+            if question != "one":
+                assert each.unmatched() == 0
+            said = {"role": "assistant", "content": message.content.strip()}
+            each.send({**said, "reasoning_content": message.reasoning} if sends_reasoning else said)
+
+
+def test_the_same_answer_to_something_else_has_its_own_reasoning() -> None:
+    with (each := think(qwen_xml("true"), XML_CALL)()).engine:
         each.reply(each.answer)
-        assert each.unmatched() == 0
+        said = {"role": "assistant", "content": "It is edited."}
+        each.messages = [{"role": "user", "content": "Another question."}, said, USER]
+        each.reply(each.answer)
+        assert "Done." not in each.prompt
 
 
 def test_each_of_several_replies_to_one_prompt_is_known() -> None:

@@ -81,30 +81,26 @@ def agent(keeps: str, *, tools: bool = True, loses_reasoning: bool = True, **kwa
 
 
 LOOP = [[], ["R1"], ["R1", "R2"]]
+ALL = [["R1", "R2", "R3"], ["R1", "R2", "R3", "R4"], ["R1", "R2", "R3", "R4", "R5"]]
 
 
 @pytest.mark.parametrize(
     ("policy", "second_turn"),
     [
-        ("kept always", [["R1", "R2"], ["R1", "R2", "R4"], ["R1", "R2", "R4", "R5"]]),
+        ("kept always", ALL),
         ("kept after the last user message", [[], ["R4"], ["R4", "R5"]]),
-        ("kept with tools", [["R1", "R2"], ["R1", "R2", "R4"], ["R1", "R2", "R4", "R5"]]),
-        ("by the template's switch", [["R1", "R2"], ["R1", "R2", "R4"], ["R1", "R2", "R4", "R5"]]),
+        ("kept with tools", ALL),
+        ("by the template's switch", ALL),
     ],
 )
-def test_what_a_client_loses_behind_calls_comes_back_as_long_as_the_policy_wants_it(
+def test_what_a_client_loses_comes_back_as_long_as_the_policy_wants_it(
     policy: str, second_turn: list[list[str]]
 ) -> None:
     assert agent(POLICIES[policy]) == [*LOOP, *second_turn]
 
 
 def test_a_client_that_returns_reasoning_has_that_of_the_answers_too() -> None:
-    everything = ["R1", "R2", "R3"]
-    assert agent(POLICIES["kept always"], loses_reasoning=False)[3:] == [
-        everything,
-        [*everything, "R4"],
-        [*everything, "R4", "R5"],
-    ]
+    assert agent(POLICIES["kept always"], loses_reasoning=False)[3:] == ALL
     assert agent(POLICIES["kept after the last user message"], loses_reasoning=False)[3] == []
 
 

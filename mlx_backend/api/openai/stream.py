@@ -73,8 +73,8 @@ def timings_object(usage: Usage) -> TimingsObject:
     }
     if usage.match is not None:
         timings["cache_matched_n"] = usage.match.tokens
-        if usage.match.broken_by:
-            timings["cache_broken_by"] = usage.match.broken_by
+        if usage.broken_by:
+            timings["cache_broken_by"] = usage.broken_by
     if usage.drafted_tokens:
         timings["draft_n"] = usage.drafted_tokens
         timings["draft_n_accepted"] = usage.accepted_tokens
