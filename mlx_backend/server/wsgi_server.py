@@ -515,6 +515,8 @@ class _Channel(HTTPChannel):
         """Close or refuse what has taken too long; `seconds` have passed since the last check."""
         limits, now = self.server.limits, time.monotonic()
         self.check_half_closed()
+        if not self.connected:  # it has just been closed
+            return
         self.pump.resume()  # an answer may have to say that it still comes
         if self._discards_until is not None:
             if now > self._discards_until:

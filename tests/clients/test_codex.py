@@ -140,7 +140,7 @@ def test_without_the_catalogue_it_edits_by_a_command(server: Serve, sandbox: San
     assert len(items(events, "file_change")) == 1
 
 
-@pytest.mark.parametrize("provider", ["lmstudio"])
+@pytest.mark.parametrize("provider", ["lmstudio", "ollama"])
 def test_its_local_providers(server: Serve, sandbox: Sandbox, provider: str) -> None:
     scripted = server([FAMILIES["harmony"].says("I am here.")])
     finished = sandbox.run_client(

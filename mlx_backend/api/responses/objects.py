@@ -172,8 +172,16 @@ class _Event(TypedDict):
     sequence_number: int
 
 
+class PrefillObject(TypedDict):
+    """How much of the prompt is processed, and of it what was cached, by llama.cpp's names."""
+
+    total: int
+    cache: int
+    processed: int
+
+
 class ResponseEvent(_Event):
-    """The response as it is now."""
+    """The response as it is now. `prompt_progress` is there in a silence, while the prompt is read."""
 
     type: Literal[
         "response.created",
@@ -183,6 +191,7 @@ class ResponseEvent(_Event):
         "response.failed",
     ]
     response: Response
+    prompt_progress: NotRequired[PrefillObject]
 
 
 class ItemEvent(_Event):

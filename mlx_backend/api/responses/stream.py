@@ -137,12 +137,19 @@ class ResponseWriter:
         response = self._ended(end, usage)
         return data + self._event(f"response.{response['status']}", {"response": response})
 
-    def keepalive(self, _progress: Progress | None = None) -> bytes:
-        """Return an event: there are clients for which a comment does not count."""
-        return self._event("response.in_progress", {"response": self._response})
+    def keepalive(self, progress: Progress | None = None) -> bytes:
+        """Return an event, with how far prefill is: Codex gives up after a time without one, and counts no comments."""
+        fields: dict[str, Any] = {"response": self._response}
+        if progress is not None:
+            fields["prompt_progress"] = {
+                "total": progress.total,
+                "cache": progress.cached,
+                "processed": progress.processed,
+            }
+        return self._event("response.in_progress", fields)
 
     def progress(self, _progress: Progress) -> bytes:
-        """Return nothing: the API has no event for it."""
+        """Return nothing: it goes out when there was silence for a while."""
         return b""
 
     def error(self, error: ApiError) -> bytes:
