@@ -98,6 +98,8 @@ class OllamaBody(ConversationBody):
     read_elsewhere: ClassVar[dict[str, Any]] = EFFORT_FIELDS
     conversation: ClassVar[tuple[str, ...]]
     """The fields that hold what is answered."""
+    silence: ClassVar[dict[str, list[Any]]] = {}
+    """What a line holds that only keeps a connection alive."""
 
     stream: bool | None = None
     format: Annotated[
@@ -188,6 +190,7 @@ class GenerateBody(OllamaBody):
         "context": (is_empty, "this server gives none; send the conversation to /api/chat"),
     }
     conversation = ("prompt", "system", "suffix", "images")
+    silence: ClassVar = {"thinking": [""]}  # litellm takes no line that has neither a response nor this
 
     prompt: str | None = None
     suffix: str | None = None

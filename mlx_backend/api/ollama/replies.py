@@ -99,6 +99,7 @@ class LineCall(BodyCall[OllamaBody]):
             started=self.arrived,
             load_seconds=waited,
             logprobs=ChatLogprobs(bytes_of) if self.body.logprobs else None,
+            silence=self.body.silence,
         )
         return reply, writer
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class LineWriter:
     """Implements api/base.py's `ReplyWriter`.
 
-    `part` puts a text, `thinking` and `tool_calls` where the address has them. `started` is when the request came
-    (`time.perf_counter`), `load_seconds` how long it waited for its model.
+    `part` puts a text, `thinking` and `tool_calls` where the address has them, `silence` is what a line holds that says
+    nothing. `started` is when the request came (`time.perf_counter`), `load_seconds` how long it waited for its model.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class LineWriter:
         started: float,
         load_seconds: float,
         logprobs: ChatLogprobs | None,
+        silence: dict[str, list[Any]],
     ) -> None:
         self.id = f"ollama-{uuid.uuid4().hex}"
         self._model = model
@@ -55,6 +56,7 @@ class LineWriter:
         self._started = started
         self._load_seconds = load_seconds
         self._logprobs = logprobs
+        self._silence = silence
         self._tokens: Sequence[TokenLogprobs] = ()
         self._name = ""
         self._arguments: list[str] = []
@@ -77,7 +79,7 @@ class LineWriter:
 
     def keepalive(self, _progress: Progress | None = None) -> bytes:
         """Return a line that says nothing: every line has to be a part of a reply."""
-        return self._line({}, done=False)
+        return self._line(self._silence, done=False)
 
     def progress(self, _progress: Progress) -> bytes:
         """Return nothing."""

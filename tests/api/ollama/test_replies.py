@@ -11,14 +11,20 @@ import pytest
 from scripted_engine import ScriptedEngine, Transcript
 from scripted_server import ANSWER, CALL, WEATHER, client_of
 
+from mlx_backend.api.base import JsonCall
 from mlx_backend.api.errors import ApiError
 from mlx_backend.api.ollama.body import GenerateBody, OllamaChatBody
+from mlx_backend.api.ollama.replies import Chat, Generate
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, CompletionRequest
+from mlx_backend.chat.service import Service
+from mlx_backend.engine.base import ANYONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from werkzeug.test import Client, TestResponse
+
+    from mlx_backend.api.base import ReplyProtocol
 
 USER = {"role": "user", "content": "hello"}
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -332,3 +338,20 @@ def test_a_model_that_is_not_here_is_a_404(client: Client) -> None:
         response = client.post(CHAT, json=body)
         assert response.status_code == 404
         assert "'nobody'" in response.get_json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [(CHAT, {"message": {"role": "assistant", "content": ""}}), (GENERATE, {"response": "", "thinking": ""})],
+)
+def test_a_silence_is_filled_with_lines_that_add_nothing(path: str, said: dict[str, Any]) -> None:
+    """An empty line would be no JSON, and litellm reads none without a response or a `thinking`."""
+    with ScriptedEngine([ANSWER]) as engine:
+        body = {"messages": [USER], "prompt": "hello"}
+        protocol: ReplyProtocol = Chat() if path == CHAT else Generate()
+        call = protocol.parse(json.dumps(body).encode())
+        assert not isinstance(call, JsonCall)
+        reply, writer = call.start(Service(engine), ANYONE)
+        reply.close()
+        line = json.loads(writer.keepalive())
+        assert timeless(line) == {"model": engine.model_id, **said, "done": False}
