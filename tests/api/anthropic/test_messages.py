@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
+from picture_files import data_uri, png
 from pydantic import TypeAdapter
-from scripted_engine import ScriptedEngine, Transcript
+from running_server import running
+from scripted_engine import (
+    HARMONY_MARKERS,
+    HARMONY_TEMPLATE,
+    IMAGE_MARKERS,
+    ScriptedEngine,
+    ScriptedImageProcessor,
+    ScriptedTokenizer,
+    Transcript,
+)
 from scripted_server import ANSWER, CALL, client_of
 
 from mlx_backend.api.sealed_reasoning import seal, sign
@@ -246,6 +256,31 @@ def test_instructions_are_kept_but_for_what_is_no_models(
     assert prompts[-1].index("Be brief.") < prompts[-1].index("hello") < prompts[-1].index("It is Monday.")
 
 
+def test_what_is_only_written_in_another_way_is_the_same_prompt(client: Client, prompts: list[str]) -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "lookup", "input": {"key": "w"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "Found."}
+    conversation: list[Any] = [
+        USER,
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    created(client, *conversation, tools=[LOOKUP, WEATHER], system="Be brief.")
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    text = {"type": "text", "text": "hello", **mark}
+    marked = {**result, "content": [{"type": "text", "text": "Found."}], "is_error": False, **mark}
+    created(
+        client,
+        {"role": "user", "content": [text]},
+        {"role": "assistant", "content": [{**call, "caller": {"type": "direct"}, **mark}]},
+        {"role": "user", "content": [marked]},
+        tools=[{**WEATHER, **mark}, LOOKUP],
+        system=[{"type": "text", "text": BILLING}, {"type": "text", "text": "Be brief.", **mark}],
+        metadata={"user_id": "another"},
+        **mark,
+    )
+    assert prompts[-1] == prompts[-2]
+
+
 def test_a_deferred_tool_comes_in_where_it_is_referenced(client: Client, prompts: list[str]) -> None:
     tools = [LOOKUP, {**WEATHER, "defer_loading": True}]
     created(client, tools=tools)
@@ -266,6 +301,7 @@ def test_a_deferred_tool_comes_in_where_it_is_referenced(client: Client, prompts
 
 
 ADDED = {"type": "tool_definition", "definition": WEATHER}
+ADDED_TOOL = {"type": "tool_addition", "tool": ADDED}
 NAMED = {"type": "tool_reference", "name": "weather"}
 
 
@@ -336,9 +372,48 @@ def test_a_failed_tool_says_so_to_the_model(client: Client, prompts: list[str]) 
     assert prompts[-1].index("no such file") < prompts[-1].index("Well?")
 
 
-def test_tokens_are_counted_as_they_are_used(client: Client) -> None:
-    counted = client.post(f"{PATH}/count_tokens", json={"messages": HISTORY, "tools": [WEATHER]}).get_json()
-    usage = created(client, *HISTORY, tools=[WEATHER])["usage"]
+PICTURE = {
+    "type": "image",
+    "source": {
+        "type": "base64",
+        "media_type": "image/png",
+        "data": data_uri(png(60, 90)).partition(",")[2],
+    },
+}
+SEARCHED = {
+    "role": "user",
+    "content": [
+        {
+            "type": "tool_result",
+            "tool_use_id": "toolu_1",
+            "content": [PICTURE, {"type": "tool_reference", "tool_name": "lookup"}],
+        },
+        {"type": "text", "text": "Well?"},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields"),
+    [
+        (HISTORY, {"tools": [WEATHER]}),
+        (HISTORY, {"tools": [WEATHER], "tool_choice": {"type": "none"}, "system": "Be brief."}),
+        ([USER, changes(ADDED_TOOL), USER], {"system": [{"type": "text", "text": "Be brief."}]}),
+        ([{"role": "user", "content": [PICTURE, {"type": "text", "text": "What is it?"}]}], {}),
+        ([*HISTORY[:2], SEARCHED], {"tools": [WEATHER, {**LOOKUP, "defer_loading": True}]}),
+        (HISTORY, {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}),
+        ([USER, {"role": "assistant", "content": "I say"}], {"output_config": {"effort": "low"}}),
+    ],
+)
+def test_tokens_are_counted_as_they_are_used(messages: list[Any], fields: dict[str, Any]) -> None:
+    tokenizer = ScriptedTokenizer((*HARMONY_MARKERS, *IMAGE_MARKERS), HARMONY_TEMPLATE)
+    processor = ScriptedImageProcessor(tokenizer)
+    engine = ScriptedEngine(lambda _: ANSWER, tokenizer=tokenizer, image_processor=processor)
+    body = {"messages": messages, "max_tokens": 9, **fields}
+    with running(engine) as server:
+        _, counted = server.call(f"{PATH}/count_tokens", body)
+        _, message = server.call(PATH, body)
+    usage = message["usage"]
     assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
 
 
