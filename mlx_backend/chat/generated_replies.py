@@ -312,7 +312,7 @@ class _MarkerPlaces:
         found, count, since = self._counted[marker]
         count += self._text.count(marker, since, position)
         self._counted[marker] = found, count, position
-        return found[count] if found else None
+        return found[count] if count < len(found) else None
 
 
 def _said_after(said: int, message: Mapping[str, Any]) -> int:

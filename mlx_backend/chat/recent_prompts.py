@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.byte_cache import CacheBudget
 
-MAX_PROMPTS = 128
+MAX_PROMPTS = 64
 """Prompts of all clients; of a conversation the last one is enough."""
 _INT = "I"
 _GENERATION_PROMPT = 16
