@@ -83,11 +83,28 @@ CHAT: dict[str, Any] = {
         {"role": "user", "content": [{"type": "text", "text": "What is the weather?"}]},
         {"role": "assistant", "content": None, "reasoning_content": "Look it up.", "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": "call_1", "content": "Rain"},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "c2", "type": "custom", "custom": {"name": "note", "input": "It rains."}}],
+        },
+        {"role": "tool", "tool_call_id": "c2", "content": "done"},
         {"role": "assistant", "content": "<think>\nSo rain.\n</think>\n\nIt rains."},
         {"role": "user", "content": "Thanks"},
     ],
-    "tools": [TOOL],
-    "tool_choice": "auto",
+    "tools": [
+        TOOL,
+        {
+            "type": "custom",
+            "custom": {
+                "name": "note",
+                "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a*"}},
+            },
+        },
+    ],
+    "tool_choice": {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "weather"}}]},
+    },
     "stream": True,
     "stream_options": {"include_usage": True},
     "max_tokens": 20,

@@ -147,15 +147,25 @@ def test_every_address_is_requested_above(document: dict[str, Any]) -> None:
     assert {(method, path) for method, path, _ in REQUESTS} == described
 
 
+CUSTOM = {"type": "custom", "custom": {"name": "weather", "format": {"type": "text"}}}
+ALLOWED = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "auto", "tools": [{"type": "custom", "custom": {"name": "weather"}}]},
+}
+
+
 @pytest.mark.parametrize("stream", [True, False])
-def test_calls_are_described(document: dict[str, Any], stream: bool) -> None:
+@pytest.mark.parametrize("tool", [WEATHER, CUSTOM], ids=["function", "custom"])
+def test_calls_are_described(document: dict[str, Any], tool: dict[str, Any], stream: bool) -> None:
     with ScriptedEngine(lambda _: CALL) as engine:
         path = "/v1/chat/completions"
-        response = client_of(engine).post(
-            path, json={"messages": [USER], "tools": [WEATHER], "stream": stream}
-        )
+        body = {"messages": [USER], "tools": [tool], "stream": stream}
+        response = client_of(engine).post(path, json=body)
         assert "tool_calls" in response.get_data(as_text=True)
         check(document, path, response)
+        schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        calls = [] if stream else [response.get_json()["choices"][0]["message"]]
+        validate(document, schema, {**body, "messages": [USER, *calls], "tool_choice": ALLOWED})
 
 
 def test_it_needs_the_key_where_there_is_one() -> None:
