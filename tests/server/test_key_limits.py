@@ -202,6 +202,10 @@ def test_a_key_is_shown_its_models_and_no_others(several: Client) -> None:
     assert listed(**ALICE) == ["small-one", "mini"]
     assert listed(Authorization="Bearer b") == ["large", "gpt-4o", "small-one", "mini"]
     assert several.get("/", headers=ALICE).get_json()["models"] == ["small-one"]
+    tags = several.get("/api/tags", headers=ALICE).get_json()["models"]
+    assert [each["model"] for each in tags] == ["small-one:latest", "mini:latest"]
+    studio = several.get("/api/v0/models", headers=ALICE).get_json()["data"]
+    assert [each["id"] for each in studio] == ["small-one", "mini"]
 
 
 @pytest.mark.parametrize("name", ["large", "gpt-4o", "nothing"])
@@ -220,6 +224,16 @@ def test_a_model_that_a_key_may_not_use_is_as_unknown_as_one_that_is_not_there(
         assert answer.status_code == 404
         assert answer.get_json()["error"]["message"] == said
         assert answer.get_json()["error"]["code"] == "model_not_found"
+    for path, body in (
+        ("/api/chat", {"messages": [{"role": "user", "content": "hello"}]}),
+        ("/api/generate", {"keep_alive": 0}),
+        ("/api/embed", {"input": "x"}),
+        ("/api/show", {}),
+        ("/api/pull", {}),
+    ):
+        answer = several.post(path, json={"model": name, **body}, headers=ALICE)
+        assert answer.status_code == 404
+        assert answer.get_json()["error"].startswith(said)
 
 
 @pytest.mark.parametrize("name", [None, "default", "small-one", "mini"])

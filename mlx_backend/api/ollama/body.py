@@ -84,7 +84,7 @@ type KeepAlive = Annotated[
 ]
 
 
-@accepts(*SAMPLING, "repeat_penalty", "max_repeated_tokens")
+@accepts(*SAMPLING, "repeat_penalty")
 class Options(ReplyBody):
     """The settings of a reply, under this API's names."""
 
@@ -109,6 +109,11 @@ class OllamaBody(ConversationBody):
     keep_alive: KeepAlive = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def ignored(self) -> list[str]:
+        """The fields that have no meaning here."""
+        return [*super().ignored, *(["top_logprobs"] if self.top_logprobs and not self.logprobs else [])]
 
     @property
     def is_streamed(self) -> bool:
@@ -139,9 +144,9 @@ class OllamaBody(ConversationBody):
     def _settings(self) -> dict[str, Any]:
         options = self.options or Options()
         return {
-            "sampling": options.sampling(),
+            "sampling": {**self.sampling(), **options.sampling()},
             "max_tokens": options.num_predict,
-            "max_repeated_tokens": options.setting("max_repeated_tokens"),
+            "max_repeated_tokens": self.setting("max_repeated_tokens"),
             "stop": options.stop,
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
         }
@@ -182,6 +187,10 @@ class OllamaChatBody(OllamaBody):
         return {"message": {"role": "assistant", "content": text, **more}}
 
 
+_OF_ANY_PROMPT = frozenset({"model", "adapters", "priority", "logit_bias", "max_repeated_tokens"})
+"""What all requests for text share that has a meaning for a bare text, too."""
+
+
 class GenerateBody(OllamaBody):
     """POST /api/generate. A prompt that is `raw`, or has a `suffix`, goes to the model as it is."""
 
@@ -197,6 +206,13 @@ class GenerateBody(OllamaBody):
     system: str | None = None
     raw: bool | None = None
     images: list[Any] | None = None
+
+    @property
+    def ignored(self) -> list[str]:
+        """The fields that have no meaning here, or none for a prompt that goes to the model as it is."""
+        sent = {**dict(self), **(self.model_extra or {})} if self.raw or self.suffix else {}
+        others = self.read_elsewhere.keys() | ConversationBody.model_fields.keys() - _OF_ANY_PROMPT
+        return [*super().ignored, *(name for name in sorted(others) if sent.get(name) not in (None, {}))]
 
     @property
     def is_empty(self) -> bool:

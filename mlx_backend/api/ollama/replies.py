@@ -106,11 +106,12 @@ class LineCall(BodyCall[OllamaBody]):
 
 def _loaded(body: OllamaBody, models: ModelRegistry, wait: float) -> dict[str, Any]:
     """Load the model that is named, unless it is not to stay."""
-    is_unloaded = body.keep_alive == 0
+    is_unloaded, name = body.keep_alive == 0, body.model
     if not is_unloaded:
-        models.acquire(body.model, wait).release()
+        with models.acquire(name, wait) as lease:
+            name = name or lease.name
     return {
-        "model": body.model or "",
+        "model": name or "default",
         "created_at": as_time(time.time()),
         **body.part(""),
         "done": True,

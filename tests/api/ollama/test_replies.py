@@ -13,7 +13,7 @@ from scripted_server import ANSWER, CALL, WEATHER, client_of
 
 from mlx_backend.api.base import JsonCall
 from mlx_backend.api.errors import ApiError
-from mlx_backend.api.ollama.body import GenerateBody, OllamaChatBody
+from mlx_backend.api.ollama.body import GenerateBody, OllamaBody, OllamaChatBody
 from mlx_backend.api.ollama.replies import Chat, Generate
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, CompletionRequest
 from mlx_backend.chat.service import Service
@@ -200,9 +200,17 @@ OPTIONS = {
 }
 
 
-def test_options_are_the_settings_of_the_reply() -> None:
-    written = {"messages": [USER], "options": OPTIONS, "logprobs": True}
-    request = OllamaChatBody.parse(written).request(written)
+@pytest.mark.parametrize(
+    ("body", "prompt"),
+    [
+        (OllamaChatBody, {"messages": [USER]}),
+        (GenerateBody, {"prompt": "hello"}),
+        (GenerateBody, {"prompt": "hello", "raw": True}),
+    ],
+)
+def test_options_are_the_settings_of_the_reply(body: type[OllamaBody], prompt: dict[str, Any]) -> None:
+    written = {**prompt, "options": OPTIONS, "logprobs": True, "logit_bias": {"5": 1}}
+    request = body.parse(written).request(written)
     assert request.sampling == {
         "temperature": 0.5,
         "top_k": 20,
@@ -212,6 +220,7 @@ def test_options_are_the_settings_of_the_reply() -> None:
         "repetition_penalty": 1.1,
         "presence_penalty": 0.1,
         "frequency_penalty": 0.2,
+        "logit_bias": ((5, 1.0),),
     }
     assert (request.max_tokens, request.stop, request.logprobs) == (7, ("x",), 0)
 
@@ -225,6 +234,8 @@ def test_num_predict_has_words_for_no_limit(limit: int) -> None:
 def test_what_means_nothing_here_is_named(client: Client) -> None:
     ignored = posted(client, CHAT, options={"num_ctx": 4096, "mirostat": 1, "stop": None}, shift=True).headers
     assert ignored["x-mlx-backend-ignored"] == "shift, options.num_ctx, options.mirostat"
+    raw = posted(client, GENERATE, raw=True, think="high", thinking_budget=5, top_logprobs=1).headers
+    assert raw["x-mlx-backend-ignored"] == "top_logprobs, think, thinking_budget"
 
 
 @pytest.mark.parametrize(
