@@ -188,7 +188,12 @@ class Tools:
                 unknown.update(dict.fromkeys(flat_tool.unknown))
                 flat = name.for_model
                 offer(functions, _function(name, flat_tool), f"{place}.name")
-                names[flat] = name
+                if names.setdefault(flat, name) != name:
+                    raise refuse(
+                        f"{place}.name: to the model this tool is {excerpt(flat)}, and so is {paths[flat]}. Each tool "
+                        "needs a name of its own.",
+                        f"{place}.name",
+                    )
                 paths.setdefault(flat, place)
                 if isinstance(flat_tool, FunctionTool) and flat_tool.strict:
                     strict.add(flat)

@@ -85,7 +85,7 @@ class ReplyConstraints:
         if not (is_held or choice.allowed is not None or has_both):
             return None
         allowed = [
-            (at, _held(tool, choice))
+            (at, self._held(tool, choice))
             for at, tool in enumerate(request.tools)
             if choice.allowed is None or tool["function"]["name"] in choice.allowed
         ]
@@ -124,6 +124,29 @@ class ReplyConstraints:
         except GrammarError as error:
             raise RequestError(str(error), answer_format.field) from None
 
+    def _held(self, tool: Any, choice: ToolChoice) -> dict[str, Any]:
+        """Return a tool with what its calls are held to. Raises the RequestError for a grammar that cannot be used."""
+        function = tool["function"]
+        name = function["name"]
+        grammar = choice.input_grammars.get(name)
+        if grammar is None:
+            return {**tool, "function": {**function, "strict": name in choice.strict}}
+        pattern = grammar.definition
+        try:
+            if grammar.syntax == "lark":
+                pattern = lark_to_regex(pattern)
+            else:
+                self._grammars.regex(pattern)  # by itself: between brackets "a)|(b" would be one, too
+        except GrammarError as error:
+            raise RequestError(str(error), grammar.field) from None
+        parameters = {
+            "type": "object",
+            "properties": {grammar.parameter: {"type": "string", "pattern": f"^(?:{pattern})$"}},
+            "required": [grammar.parameter],
+            "additionalProperties": False,
+        }
+        return {**tool, "function": {**function, "parameters": parameters, "strict": True}}
+
     @staticmethod
     def _start_grammar(
         request: ChatRequest, grammar: Spec | None, conversation: Conversation, prompt: Prompt
@@ -135,25 +158,3 @@ class ReplyConstraints:
         except GrammarError as error:
             field = request.answer_format.field if request.answer_format else "tool_choice"
             raise RequestError(str(error), field) from None
-
-
-def _held(tool: Any, choice: ToolChoice) -> dict[str, Any]:
-    """Return a tool with what its calls are held to. Raises the RequestError for a grammar that cannot be used."""
-    function = tool["function"]
-    name = function["name"]
-    grammar = choice.input_grammars.get(name)
-    if grammar is None:
-        return {**tool, "function": {**function, "strict": name in choice.strict}}
-    pattern = grammar.definition
-    if grammar.syntax == "lark":
-        try:
-            pattern = lark_to_regex(pattern)
-        except GrammarError as error:
-            raise RequestError(str(error), grammar.field) from None
-    parameters = {
-        "type": "object",
-        "properties": {grammar.parameter: {"type": "string", "pattern": f"^(?:{pattern})$"}},
-        "required": [grammar.parameter],
-        "additionalProperties": False,
-    }
-    return {**tool, "function": {**function, "parameters": parameters, "strict": True}}

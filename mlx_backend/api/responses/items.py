@@ -83,8 +83,7 @@ class ItemConversation:
 
     def _add_call(self, item: Mapping[str, Any], arguments: str, where: str) -> None:
         name, call_id = _text(item, "name", where), _text(item, "call_id", where)
-        namespace = item.get("namespace")
-        flat = flat_name(name, namespace if isinstance(namespace, str) else None)
+        flat = flat_name(name, _text(item, "namespace", where, default=""))
         call = {"id": call_id, "type": "function", "function": {"name": flat, "arguments": arguments}}
         self._own(after=()).setdefault("tool_calls", []).append(call)
 
@@ -152,12 +151,14 @@ class ItemConversation:
         return {"type": "image", "image": len(self.images) - 1}
 
 
-def resolved(items: Sequence[Any], find: Callable[[str], Mapping[str, Any] | None]) -> Iterator[Any]:
+def resolved(items: Sequence[Any], stored: Callable[[], Mapping[str, Mapping[str, Any]]]) -> Iterator[Any]:
     """Yield the items, each reference as what it refers to. Raises the ApiError for one that is not stored."""
+    known: Mapping[str, Mapping[str, Any]] | None = None
     for at, item in enumerate(items):
         if isinstance(item, Mapping) and item.get("type") == "item_reference":
             where = f"input[{at}]"
-            found = find(_text(item, "id", where))
+            known = stored() if known is None else known
+            found = known.get(_text(item, "id", where))
             if found is None:
                 raise refuse(
                     f"{where}.id: there is no item {excerpt(item['id'])} any more. Send the item itself.",
@@ -173,7 +174,11 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
     """Return the text of a reasoning item. Raises the ApiError for an encrypted text that is not ours."""
     for name in ("content", "summary"):
         parts = item.get(name)
-        if name == "summary" and isinstance(sealed := item.get("encrypted_content"), str) and sealed:
+        if not isinstance(parts, list | None):
+            raise refuse(
+                f"{where}.{name}: must be a list of parts, not {json_type(parts)}.", f"{where}.{name}"
+            )
+        if name == "summary" and (sealed := _text(item, "encrypted_content", where, default="")):
             try:
                 return unseal(sealed)
             except NotSealedHere:

@@ -90,14 +90,15 @@ class ResponseStore:
         self.get(identifier, owner)
         self._responses.drop(identifier)
 
-    def find_item(self, identifier: str, owner: str) -> Mapping[str, Any] | None:
-        """Return an item of any of this client's responses, the newest first; None if there is none."""
-        for stored in reversed(self._responses.values()):
-            if stored.owner == owner and stored.expires >= self._clock():
-                for item in _items(stored):
-                    if item.get("id") == identifier:
-                        return item
-        return None
+    def items(self, owner: str) -> dict[str, Mapping[str, Any]]:
+        """Return the items of this client's responses by their ids; of two with one id the newer."""
+        return {
+            item["id"]: item
+            for stored in self._responses.values()
+            if stored.owner == owner and stored.expires >= self._clock()
+            for item in _items(stored)
+            if isinstance(item.get("id"), str)
+        }
 
 
 def _items(stored: StoredResponse) -> Iterator[Mapping[str, Any]]:

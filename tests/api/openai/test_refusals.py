@@ -200,7 +200,7 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
             ]
         },
         "tools[0].custom.format",
-        "tools[0] (f)",
+        "unclosed group",
     ),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing"),
     ({"tools": "f"}, "tools", '"f"'),

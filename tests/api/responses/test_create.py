@@ -317,6 +317,15 @@ def test_a_response_that_is_cut_is_incomplete_and_its_call_is_none(client: Clien
             {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAAB"}]},
             "input[0].encrypted_content",
         ),
+        (
+            {"input": [{"type": "reasoning", "summary": [], "encrypted_content": 7}]},
+            "input[0].encrypted_content",
+        ),
+        ({"input": [{"type": "reasoning", "summary": "Hm."}]}, "input[0].summary"),
+        (
+            {"input": [{"type": "function_call", "name": "f", "call_id": "c", "namespace": 7}]},
+            "input[0].namespace",
+        ),
         ({"previous_response_id": 7}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
@@ -335,6 +344,30 @@ def test_a_response_that_is_cut_is_incomplete_and_its_call_is_none(client: Clien
             "tools[0].format",
         ),
         ({"tools": [{**PATCH, "format": {"type": "grammar"}}]}, "tools[0].format"),
+        # Brackets around it would make it one expression.
+        (
+            {"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "regex", "definition": "a)|(b"}}]},
+            "tools[0].format",
+        ),
+        # Tools that are one to the model.
+        (
+            {
+                "tools": [
+                    {"type": "namespace", "name": "maps", "tools": [WEATHER]},
+                    {**WEATHER, "name": "maps__weather"},
+                ]
+            },
+            "tools[1].name",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "namespace", "name": "a", "tools": [{**WEATHER, "name": "b__c"}]},
+                    {"type": "namespace", "name": "a__b", "tools": [{**WEATHER, "name": "c"}]},
+                ]
+            },
+            "tools[1].tools[0].name",
+        ),
     ],
 )
 def test_what_is_wrong_is_refused_by_its_place(client: Client, fields: dict[str, Any], param: str) -> None:
