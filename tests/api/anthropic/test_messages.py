@@ -172,6 +172,18 @@ def test_a_reply_that_fills_the_context_says_so() -> None:
     assert message["stop_reason"] == "model_context_window_exceeded"
 
 
+def test_a_server_that_is_too_busy_says_when_to_try_again() -> None:
+    body = {"messages": [USER], "max_tokens": 9, "stream": True}
+    with ScriptedEngine(lambda _: ANSWER, gated=True, max_concurrent=1, max_waiting=0) as engine:
+        client = client_of(engine)
+        running_reply = client.post(PATH, json=body)
+        refused = client.post(PATH, json=body)
+        running_reply.close()
+    assert refused.status_code == 529
+    assert int(refused.headers["Retry-After"]) > 0
+    assert refused.get_json()["error"]["type"] == "overloaded_error"
+
+
 def test_a_ping_says_how_much_of_the_prompt_has_been_read() -> None:
     body = {"messages": [USER], "max_tokens": 9, "stream": True}
     with ScriptedEngine([Transcript(text=ANSWER, prefill=2)], gated=True) as engine:
