@@ -429,6 +429,33 @@ def test_tokens_are_counted_as_they_are_used(messages: list[Any], fields: dict[s
     assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
 
 
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ({"type": "bash_20250124", "name": "bash"}, {"command", "restart"}),
+        (
+            {
+                "type": "text_editor_20250728",
+                "name": "str_replace_based_edit_tool",
+                "max_characters": 9,
+            },
+            {"command", "path", "file_text", "old_str", "new_str", "view_range"},
+        ),
+        ({"type": "memory_20250818", "name": "memory"}, {"command", "path", "old_path", "new_path"}),
+    ],
+)
+def test_tools_that_the_client_runs_are_described_though_the_api_says_what_they_take(
+    client: Client, prompts: list[str], tool: dict[str, Any], arguments: set[str]
+) -> None:
+    added = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": tool}}
+    created(client, USER, changes(added))
+    definition = json.loads(re.search(r"can be called now: (\{.*?\})<\|end", prompts[-1])[1])  # type: ignore[index]
+    assert definition["name"] == tool["name"]
+    assert arguments <= definition["parameters"]["properties"].keys()
+    created(client, tools=[tool])
+    assert f"functions.{tool['name']}" in prompts[-1]
+
+
 def test_tools_that_run_at_anthropic_are_left_out_and_named(client: Client) -> None:
     tools = [WEATHER, {"type": "web_search_20250305", "name": "web_search"}]
     response = client.post(PATH, json={"messages": [USER], "max_tokens": 9, "tools": tools})
