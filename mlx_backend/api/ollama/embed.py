@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from mlx_backend.api.base import Operation
 from mlx_backend.api.json_text import decode_json
 from mlx_backend.api.ollama import objects
-from mlx_backend.api.ollama.base import OllamaProtocol
+from mlx_backend.api.ollama.base import OllamaProtocol, nanoseconds
 from mlx_backend.api.ollama.body import KeepAlive, Options  # noqa: TC001 (read at run time)
 from mlx_backend.api.openai.embeddings import EmbeddingsCall, VectorsBody, as_texts
 from mlx_backend.embedding.embedder import EmbeddingRequest
@@ -18,9 +20,15 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Mapping, Sequence
 
+    from mlx_backend.api.base import JsonAnswer, OnDisconnect
+    from mlx_backend.embedding.embedder import Embedder
+    from mlx_backend.engine.base import QueueClient
+
 
 class _EmbedBody(VectorsBody):
     """What both addresses share."""
+
+    has_durations: ClassVar = True
 
     keep_alive: KeepAlive = None
     options: Options | None = None
@@ -54,6 +62,8 @@ class EmbedBody(_EmbedBody):
 class PromptBody(_EmbedBody):
     """POST /api/embeddings."""
 
+    has_durations: ClassVar = False
+
     prompt: str
 
     def request(self) -> EmbeddingRequest:
@@ -65,10 +75,22 @@ class PromptBody(_EmbedBody):
         return {"embedding": list(vectors[0])}
 
 
+@dataclass(frozen=True)
 class _EmbedCall(EmbeddingsCall):
-    """An `EmbeddingsCall` that says how long the model stays."""
+    """An `EmbeddingsCall` that says how long the model stays. It came when it had `arrived`."""
 
     body: _EmbedBody
+    arrived: float = field(default_factory=time.perf_counter)
+
+    def answer(self, service: Embedder, client: QueueClient, on_disconnect: OnDisconnect) -> JsonAnswer:
+        """Compute the vectors, and say how long that and the wait for the model took."""
+        waited = time.perf_counter() - self.arrived
+        answer = super().answer(service, client, on_disconnect)
+        if answer.body is None or not self.body.has_durations:
+            return answer
+        total = time.perf_counter() - self.arrived
+        durations = {"total_duration": nanoseconds(total), "load_duration": nanoseconds(waited)}
+        return replace(answer, body={**answer.body, **durations})
 
     @property
     def keep_alive(self) -> float | None:

@@ -154,6 +154,8 @@ class OllamaEmbeddings(TypedDict):
     model: str
     embeddings: list[list[float]]
     prompt_eval_count: int
+    total_duration: int
+    load_duration: int
 
 
 class OllamaEmbedding(TypedDict):

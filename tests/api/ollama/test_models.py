@@ -64,6 +64,7 @@ def test_an_embedding_model_embeds_here_too(client: Client) -> None:
     many = client.post("/api/embed", json={"model": "embedder:latest", "input": ["one", "two"]}).get_json()
     assert many["embeddings"] == expected
     assert many["prompt_eval_count"] > 0
+    assert many["total_duration"] >= many["load_duration"] >= 0
     one = client.post("/api/embeddings", json={"model": "embedder", "prompt": "one"}).get_json()
     assert one["embedding"] == pytest.approx(expected[0], abs=1e-6)
     long = {"model": "embedder", "input": "word " * 5000}
