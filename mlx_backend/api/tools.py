@@ -215,24 +215,26 @@ class Tools:
     def choice(self, value: Any) -> tuple[Tools, ToolChoice]:
         """Return the tools that may be called, and which call is required, for a `tool_choice`. Raises ApiError."""
         held = ToolChoice(strict=self.strict, input_grammars=self.grammars)
-        where = "tool_choice"
-        if isinstance(value, Mapping):
-            value, where = unnested(value, where)
-        match value:
+        none = Tools(names=self.names), ToolChoice()
+        choice, where = unnested(value, "tool_choice") if isinstance(value, Mapping) else (value, "")
+        match choice:
             case None | "auto":
                 return self, held
             case "none":
-                return Tools(names=self.names), ToolChoice()
+                return none
             case "required" | "any":
                 return self, replace(held, required=True)
             case {"type": "function" | "custom" as kind, "name": str(name)}:
-                return self, replace(held, name=self._flat(kind, name, value, "tool_choice"))
+                return self, replace(held, name=self._flat(kind, name, choice, "tool_choice"))
             case {"type": "allowed_tools", "tools": list(allowed)}:
-                mode = value.get("mode", "auto")
+                mode = choice.get("mode", "auto")
                 if mode not in ("auto", "required"):
                     raise refuse(f"{where}.mode = {excerpt(mode)}: send auto or required.", f"{where}.mode")
                 flat = frozenset(self._allowed(allowed, f"{where}.tools"))
-                return self, replace(held, required=mode == "required", allowed=flat)
+                is_required = mode == "required"
+                return (
+                    (self, replace(held, required=is_required, allowed=flat)) if flat or is_required else none
+                )
             case {"type": str(kind)} if kind not in (*_KINDS, "allowed_tools"):
                 raise refuse(
                     f"tool_choice = {excerpt(value)}: a tool of type {excerpt(kind)} is not run here. Only functions "

@@ -127,8 +127,13 @@ def test_a_call_of_a_custom_tool_that_is_cut_is_no_call() -> None:
         assert "tool_calls" not in message(client, tools=[PATCH], max_tokens=tokens - 3)
 
 
-def test_tool_choice_none_removes_the_tools(engine: ScriptedEngine, client: Client) -> None:
-    assert "tool_calls" not in message(client, tools=[WEATHER], tool_choice="none")
+@pytest.mark.parametrize(
+    "choice",
+    ["none", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}],
+    ids=["none", "none allowed"],
+)
+def test_tool_choice_none_removes_the_tools(engine: ScriptedEngine, client: Client, choice: Any) -> None:
+    assert "tool_calls" not in message(client, tools=[WEATHER], tool_choice=choice)
     assert "weather" not in engine.requests[-1].prompt
 
 
