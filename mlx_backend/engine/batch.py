@@ -25,7 +25,7 @@ class Tune(Protocol):
         ...
 
 
-FEW_TOKENS = 16
+FEW_TOKENS = 32
 """Tokens of a prompt that are prefilled at once, whoever's turn it is: of one that was cached but for its end."""
 
 

@@ -114,6 +114,8 @@ def compare(folder: Path, options: argparse.Namespace) -> None:
         load_engine(folder, cache_bytes=0) as ours,
         load_engine(folder, engine="plain") as plain,
     ):
+        while ours.status().detail:  # on a GPU kernels are compiled and lengths run in the background
+            time.sleep(0.5)
         for streams in options.streams:
             prompts = [text[at:] for at in range(streams)]
             rates = _rates(

@@ -88,7 +88,7 @@ def test_while_a_long_prompt_has_no_room_shorter_ones_are_started_and_those_of_f
             return replace(super().load(on_progress), prefill_room=lambda priority: room)
 
     batch = Short(100)
-    lengths = {"long": 90, "short": 25, "other": 27, "few": FEW_TOKENS}
+    lengths = {"long": 90, "short": 40, "other": 45, "few": FEW_TOKENS}
     scheduler = Scheduler(batch)
     generations = {
         name: scheduler.submit(GenerationRequest(prompt=[1] * length, max_tokens=1))

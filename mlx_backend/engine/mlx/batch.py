@@ -558,7 +558,7 @@ class MLXBatch:
         Until now that was a part of the sequence's own, which no other model could have.
         """
         store = self.runtime.prefix_store
-        store.settle(sequence)
+        store.report_usage()  # first: what is cached of it has to be counted when other models are woken
         self.runtime.cache_budget.release(sequence.key)
         store.evict_to_fit()
         store.report_usage()

@@ -22,7 +22,6 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from mlx_backend.engine.mlx.arrays import evaluate_async
 from mlx_backend.engine.mlx.mlx_lm_patches import (
     GrowingKVCache,
     RewindableRotatingKVCache,
@@ -50,8 +49,6 @@ PACKED_BITS = 32
 """Bits of an element in which quantised values are packed."""
 MAX_SLACK = 1.25
 """Allocated over used length of a layer, beyond which a copy is worth its time."""
-MAX_OTHERS = 256
-"""Other tokens of a step that may be held for a prefix of a few; caches grow by as many."""
 # The kinds of caches that `lengthen` knows.
 _LENGTHENED = KVCache | QuantizedKVCache | RotatingKVCache | ChunkedKVCache
 # The types of most of what a layer's attributes hold, which `alias` need not copy.
@@ -280,43 +277,6 @@ def cut(layers: LayerCaches, length: int) -> None:
 def is_growing(layer: Any) -> bool:
     """Whether a cache holds all tokens in arrays that prefixes can share."""
     return isinstance(layer, GrowingKVCache) and not layer.empty()
-
-
-def can_share(layers: LayerCaches) -> bool:
-    """Whether a prefix can use the arrays of caches that a sequence goes on with, which copies what it writes to.
-
-    They are computed with the sequence's next token; a state that no token depends on would not be.
-    """
-    return all(isinstance(layer, KVCache | RotatingKVCache) and can_rewind(layer) for layer in layers)
-
-
-def shared_copies(layers: LayerCaches, others: int = 0) -> LayerCaches:
-    """Return copies that share arrays with caches for which `can_share` is true, and their room for growth.
-
-    A window is a slice of what its last step computed, with `others` next to its tokens. Only where that is far
-    more than a prefix needs, as after a long chunk, it is copied. `compact_copies` has to follow when the caches that
-    the others share with are gone.
-    """
-    copies = [alias(layer) for layer in layers]
-    cut = [layer for layer in copies if _is_far_longer(layer, others)]
-    evaluate_async([_compact(layer).state for layer in cut])
-    return copies
-
-
-def hidden_bytes(layers: LayerCaches, others: int) -> int:
-    """Return what `shared_copies` of layers hold in addition to what their `nbytes` tell."""
-    windows = [layer for layer in layers if isinstance(layer, RotatingKVCache) and layer.keys is not None]
-    return sum(
-        others * layer.nbytes // layer.keys.shape[2] for layer in windows if not _is_far_longer(layer, others)
-    )
-
-
-def _is_far_longer(layer: Any, others: int) -> bool:
-    """Whether a layer is a window of which far more is held than a prefix needs."""
-    if not isinstance(layer, RotatingKVCache) or layer.keys is None:
-        return False
-    length: int = layer.keys.shape[2]
-    return length > MAX_SLACK * layer.max_size or others > max(MAX_OTHERS, (MAX_SLACK - 1) * length)
 
 
 def _compact(layer: Any) -> Any:

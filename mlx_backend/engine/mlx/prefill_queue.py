@@ -260,7 +260,7 @@ class PrefillQueue:
         """Note that a job's last chunk has run."""
         sequence = job.sequence
         self.jobs.remove(job)
-        self._advance(job, job.boundaries[-1], job.remaining)
+        self._advance(job, job.boundaries[-1])
         if sequence.images:
             sequence.images.forget()
             self._runtime.cache_budget.reserve_seeing(sequence.key, 0)  # some may have been seen before
@@ -352,14 +352,13 @@ class PrefillQueue:
         for (job, end), count in zip(chunks, spare, strict=True) if is_scored else ():
             scores += job.score(logits[row : row + end - job.num_prefilled])
             row += end - job.num_prefilled + count
-        total = sum(end - job.num_prefilled for job, end in chunks) + sum(spare)
         for (job, end), segment, count in zip(chunks, segments, spare, strict=True):
             rewind(segment.layers, count)
-            self._advance(job, end, total)
+            self._advance(job, end)
         return [*(layer.state for segment in segments for layer in segment.layers), *scores]
 
-    def _advance(self, job: PrefillJob, end: int, total: int) -> None:
-        """Note that a prompt is prefilled up to `end`, in a run of `total` tokens, and store the checkpoints there.
+    def _advance(self, job: PrefillJob, end: int) -> None:
+        """Note that a prompt is prefilled up to `end`, and store the checkpoints there.
 
         The prompt's own end is a checkpoint only if no reply follows: a reply appends to the same caches.
         """
@@ -368,9 +367,8 @@ class PrefillQueue:
         for boundary in job.boundaries if self._prefix_store.enabled else ():
             is_reply_start = boundary == len(job.sequence.tokens) and job.has_reply
             if start < boundary <= end and not is_reply_start:
-                others = total - (boundary - start)
                 self._prefix_store.store_checkpoint(
-                    job.sequence, boundary, job.layers, surplus=end - boundary, others=others
+                    job.sequence, boundary, job.layers, surplus=end - boundary
                 )
 
     def _chunk_ends(self, job: PrefillJob, until: int, max_spare_logits: int) -> list[int]:

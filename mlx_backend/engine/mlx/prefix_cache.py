@@ -43,12 +43,9 @@ from mlx_backend.engine.mlx.kv_cache import (
     alias,
     as_bytes,
     can_cut,
-    can_share,
     compact_copies,
-    hidden_bytes,
     is_growing,
     rewind_copies,
-    shared_copies,
 )
 from mlx_backend.engine.mlx.kv_cache import cut as cut_layers
 from mlx_backend.engine.mlx.mlx_lm_patches import AppendLease, GrowingKVCache
@@ -201,20 +198,10 @@ class PrefixCache:
             self._touch(entry)
         return entry is not None
 
-    def insert(
-        self,
-        tokens: Sequence[int] | bytes,
-        layers: LayerCaches,
-        adapter: str = "",
-        *,
-        share: bool = False,
-        others: int = 0,
-    ) -> bool:
+    def insert(self, tokens: Sequence[int] | bytes, layers: LayerCaches, adapter: str = "") -> bool:
         """Cache a prefix with its caches as they are now; False if they alone are too large.
 
-        Keys and values of all tokens (GrowingKVCache) are used as they are, and not copied. With `share` so are the
-        windows, where that is possible; the last step had `others` tokens next to the prefix's. `compact` has to be
-        called when the caches are gone.
+        Keys and values of all tokens (GrowingKVCache) are used as they are. The others, such as windows, are copied.
         """
         key = as_bytes(tokens)
         if self.has(key, adapter):
@@ -222,18 +209,12 @@ class PrefixCache:
         if not self.enabled:
             return False
         growing = {at: layer for at, layer in enumerate(layers) if is_growing(layer)}
-        own = [layer for at, layer in enumerate(layers) if at not in growing]
-        hidden = 0
-        if share and can_share(own):
-            hidden = hidden_bytes(own, others)
-            own = shared_copies(own, others)
-        else:
-            own = compact_copies(own)
-            # Computed from now on, or they would hold on to all that they are still to be computed from.
-            evaluate_async([layer.state for layer in [*own, *growing.values()]])
-        size = sum(layer.nbytes for layer in own) + hidden
+        own = compact_copies([layer for at, layer in enumerate(layers) if at not in growing])
+        size = sum(layer.nbytes for layer in own)
         if size + sum(layer.nbytes for layer in growing.values()) > self.max_bytes:
             return False
+        # Computed from now on, or they would hold on to all that they are still to be computed from.
+        evaluate_async([layer.state for layer in [*own, *growing.values()]])
         trunk = self._trunk_for(adapter, key, growing)
         copies = iter(own)
         held = [None if at in growing else next(copies) for at in range(len(layers))]
@@ -245,21 +226,6 @@ class PrefixCache:
         self._touch(entry)
         self.evict_to(self.max_bytes)
         return (adapter, key) in self._entries
-
-    def compact(self, tokens: Sequence[int] | bytes, adapter: str = "") -> None:
-        """Copy what a prefix needs of the arrays that it shared with caches, of those that no longer one has by now."""
-        entry = self._entries.get((adapter, as_bytes(tokens)))
-        if entry is None:
-            return
-        before = entry.own_layers
-        layers = compact_copies(before)
-        evaluate_async([layer.state for layer in layers])
-        copies = iter(layers)
-        entry.layers = [None if layer is None else next(copies) for layer in entry.layers]
-        held = sum(layer.nbytes for layer in layers) + _nbytes(entry.tails)
-        self._nbytes -= entry.own_bytes - held
-        entry.own_bytes = held
-        self._touch(entry)  # it saves as much for fewer bytes
 
     def evict_to(self, max_bytes: int) -> None:
         """Evict what saves least for its size until at most `max_bytes` are cached.
@@ -535,7 +501,6 @@ class PrefixStore:
         self._disk_adapter = disk_adapter
         self._has_prewarmed = False
         self._has_noted_too_large = False
-        self._sharing: dict[int, list[bytes]] = {}  # by sequence: prefixes that share arrays with its caches
 
     @property
     def enabled(self) -> bool:
@@ -567,11 +532,11 @@ class PrefixStore:
         return length, layers
 
     def store_checkpoint(
-        self, sequence: DecodingSequence, position: int, layers: LayerCaches, *, surplus: int, others: int
+        self, sequence: DecodingSequence, position: int, layers: LayerCaches, *, surplus: int
     ) -> None:
         """Store a prompt's prefix up to a checkpoint. The parameters are those of `store`."""
         persist = self._is_worth_disk(sequence.request, position)
-        self.store(sequence, position, layers, surplus=surplus, others=others, persist=persist)
+        self.store(sequence, position, layers, surplus=surplus, persist=persist)
 
     def store(
         self,
@@ -580,14 +545,11 @@ class PrefixStore:
         layers: LayerCaches,
         *,
         surplus: int = 0,
-        others: int | None = None,
         persist: bool = False,
     ) -> None:
         """Store the caches of a sequence's first tokens as they are now, with `persist` on disk too.
 
-        They hold `surplus` tokens more than those, all of the last step. If that step had `others` tokens next to the
-        sequence's first ones, nothing is copied as long as there is room for its arrays: `settle` has to be called when
-        the caches are gone. Without `others` they are copied.
+        They hold `surplus` tokens more than those, all of the last step.
         """
         if not (self.enabled and sequence.images.can_store(length)):
             return
@@ -597,27 +559,15 @@ class PrefixStore:
             if not (known := self.prefixes.has(tokens, sequence.adapter)) or persist:
                 layers = rewind_copies(layers, surplus)
             if not known:
-                self._insert(sequence, tokens, layers, others)
+                if not self.prefixes.insert(tokens, layers, sequence.adapter):
+                    self._note_too_large(length, layers)
+                self.evict_to_fit()
             if persist and self._disk is not None and not self._disk.has(tokens):
                 layers = compact_copies(layers)
                 mx.eval([layer.state for layer in layers])  # another thread writes them
                 self._disk.write(tokens, layers)
         except Exception as error:
             self._on_failure(error, f"The caches of a prefix of {length} tokens could not be stored")
-
-    def _insert(
-        self, sequence: DecodingSequence, tokens: bytes, layers: LayerCaches, others: int | None
-    ) -> None:
-        share = False
-        if others is not None:
-            own = [layer for layer in layers if not is_growing(layer)]
-            size = sum(layer.nbytes for layer in own) + hidden_bytes(own, others)
-            share = self.prefixes.nbytes + size <= self._room()
-        if not self.prefixes.insert(tokens, layers, sequence.adapter, share=share, others=others or 0):
-            self._note_too_large(len(tokens) // TOKEN_BYTES, layers)
-        if share:
-            self._sharing.setdefault(sequence.key, []).append(tokens)
-        self.evict_to_fit()
 
     def _note_too_large(self, length: int, layers: LayerCaches) -> None:
         """Log, once, that a prefix is larger than all of them may be: who waits for its next turn should know why."""
@@ -636,18 +586,6 @@ class PrefixStore:
     def clear(self) -> None:
         """Drop all prefixes that are cached in memory."""
         self.prefixes.clear()
-        self.report_usage()
-
-    def settle(self, sequence: DecodingSequence) -> None:
-        """Have the stored prefixes of a sequence, whose caches are gone, take no more memory than they have to.
-
-        Before its memory is released, which wakes other models: what was stored of it has to be counted by then.
-        """
-        for tokens in self._sharing.pop(sequence.key, ()):
-            try:
-                self.prefixes.compact(tokens, sequence.adapter)
-            except Exception as error:
-                self._on_failure(error, "A cached prefix could not be compacted")
         self.report_usage()
 
     def _on_failure(self, error: Exception, message: str) -> None:
@@ -671,11 +609,6 @@ class PrefixStore:
         self._features.evict_to(self._features.nbytes - nbytes)
         self.prefixes.evict_to(kept - self._features.nbytes)
         self.report_usage()
-
-    def _room(self) -> int:
-        """Return how many bytes prefixes may take now."""
-        room = self._cache_budget.prefix_room() - self._features.nbytes
-        return min(self.prefixes.max_bytes, room)
 
     def report_usage(self) -> None:
         """Tell the memory budget how much all this takes, and evict what is too much of it."""

@@ -12,10 +12,8 @@ from engine_models import WrappedNetwork, write_mamba, write_model
 
 from mlx_backend.device import Device
 from mlx_backend.engine.base import Finished, GenerationRequest, TokenDelta
-from mlx_backend.engine.batch import Ended
-from mlx_backend.engine.mlx import kv_cache, load_engine, prefix_cache
+from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
-from mlx_backend.engine.mlx.kv_cache import can_share, keep_slice
 from mlx_backend.engine.mlx.prefill_queue import MIN_CHECKPOINT_DISTANCE, spaced_checkpoints
 from mlx_backend.engine.threaded import Engine
 from mlx_backend.models.engine_options import EngineOptions
@@ -150,67 +148,6 @@ def test_a_warm_up_that_another_prompt_has_begun_with_is_stored_all_the_same(
         assert prefixes.has(PROMPT[:40])
     with load_engine(qwen, cache_folder=tmp_path) as engine:
         assert reply(engine.generate(other))[1] == 40
-
-
-@pytest.mark.parametrize("cancelled", [False, True], ids=["ended", "cancelled"])
-@pytest.mark.parametrize("others", [0, 2])
-def test_they_are_stored_without_a_copy_and_take_no_more_memory_once_the_reply_is_over(
-    windowed: Path, cancelled: bool, others: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Short prompts: after long chunks windows are copied, of which they hold far more than a prefix needs."""
-    copies = 0
-
-    def counted(*arguments: Any) -> None:
-        nonlocal copies
-        copies += 1
-        keep_slice(*arguments)
-
-    monkeypatch.setattr(kv_cache, "keep_slice", counted)
-    asked = [
-        GenerationRequest(prompt=[*PROMPT[:17], *range(40 + at, 50 + at)], max_tokens=8, checkpoints=(17, 25))
-        for at in range(1 + others)
-    ]
-    held, found = [], []
-    for share in (True, False):
-        monkeypatch.setattr(prefix_cache, "can_share", can_share if share else lambda _: False)
-        with loaded_batch(windowed, cache_bytes=1 << 30) as batch:
-            for key, each in enumerate(asked):
-                batch.insert(key, each)
-            copies = 0
-            assert not any(isinstance(outcome, Ended) for _ in range(3) for _, outcome in batch.step())
-            assert (copies == 0) == share
-            for key in list(batch.sequences) if cancelled else ():
-                batch.remove(key)
-            while batch.sequences:
-                list(batch.step())
-            prefixes = batch.runtime.prefix_store.prefixes
-            held.append((prefixes.nbytes, len(prefixes)))
-            assert not batch.runtime.prefix_store._sharing
-            found.append([each.tokens for each in generate(batch, asked)])
-    assert held[0] == held[1]
-    assert found[0] == found[1]
-
-
-def test_where_memory_is_short_they_take_no_more_than_they_have_to_at_once(
-    windowed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The windows of the last one are copied: as slices they would hold on to other tokens of the chunk."""
-    copies: list[Any] = []
-
-    def counted(*arguments: Any) -> None:
-        copies.append(arguments)
-        keep_slice(*arguments)
-
-    monkeypatch.setattr(kv_cache, "keep_slice", counted)
-    asked = GenerationRequest(prompt=PROMPT[:27], max_tokens=8, checkpoints=(17, 25))
-    for room, is_copied in ((80_000, False), (41_000, True)):
-        with loaded_batch(windowed, cache_bytes=room) as batch:
-            batch.insert(0, asked)
-            list(batch.step())
-            prefixes = batch.runtime.prefix_store.prefixes
-            assert len(prefixes) == 3
-            assert prefixes.nbytes <= room
-            assert bool(copies) == is_copied
 
 
 def test_where_they_cannot_each_is_a_run_so_none_is_close_behind_another(tmp_path: Path) -> None:

@@ -385,8 +385,7 @@ def test_caches_that_cannot_be_copied_are_not_stored_and_fail_nobody(
         expected = tokens(plain.generate(asked))
 
     with load_engine(model) as engine:
-        for name in ("compact_copies", "shared_copies"):
-            monkeypatch.setattr(f"mlx_backend.engine.mlx.prefix_cache.{name}", _refuse)
+        monkeypatch.setattr("mlx_backend.engine.mlx.prefix_cache.compact_copies", _refuse)
         assert [tokens(engine.generate(asked)) for _ in range(2)] == [expected] * 2
         assert engine.is_healthy()
     assert "of a prefix of 10 tokens could not be stored" in caplog.text
