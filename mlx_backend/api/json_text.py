@@ -53,9 +53,13 @@ def _repair_surrogates(value: Any) -> Any:
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
+
+
 def dumps(value: Any) -> str:
-    """Write JSON without spaces."""
-    return _encoder.encode(value)
+    """Write JSON without spaces, in one line: for many clients some characters end one that JSON has as they are."""
+    text = _encoder.encode(value)
+    return text if text.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def body(value: Any) -> bytes:

@@ -106,6 +106,13 @@ def test_a_whole_reply_is_the_fold_of_its_stream(client: Client, path: str, fiel
     assert timeless(streamed[-1]).keys() <= timeless(reply).keys()
 
 
+def test_a_line_has_no_character_that_ends_one_for_some_clients() -> None:
+    said = "one\u2028two\u2029three\x85four\x0bfive ü"
+    with ScriptedEngine([f"<|channel|>final<|message|>{said}<|return|>"]) as engine:
+        parts = lines(client_of(engine), CHAT)  # which are told apart as Python's clients do
+    assert "".join(part["message"]["content"] for part in parts) == said
+
+
 def test_a_call_has_its_arguments_as_an_object_and_is_sent_whole(client: Client) -> None:
     streamed = lines(client, CHAT, tools=[WEATHER])
     [call] = [call for line in streamed for call in line["message"].get("tool_calls", ())]
