@@ -72,7 +72,7 @@ $(VENV_DIFY)/.ready: tests/graphon/requirements.txt
 		echo "Dify's workflow engine could not be installed; pip says why above. Nothing was tested on it."; exit 1; }
 	@touch $@
 
-test-clients: .clients/.ready $(VENV)/.ready-dev ## tasks of the real coding agents, offline (needs npm; installs them into .clients: 1.2 GB)
+test-clients: .clients/.ready .clients/.sdks $(VENV)/.ready-dev ## the real coding agents and SDKs, offline (needs npm; installs them into .clients: 1.7 GB)
 	$(RUN) tests/clients/offline.py -m pytest tests/clients -n auto --maxprocesses 4 $(ARGS)
 
 # At the versions of the lock file (`npm ci` would want every optional package in it, and the programs for other systems
@@ -83,6 +83,15 @@ test-clients: .clients/.ready $(VENV)/.ready-dev ## tasks of the real coding age
 	@npm install --prefix .clients --no-audit --no-fund --loglevel=error || { \
 		echo "The clients could not be installed; npm says why above. Nothing was tested with them."; exit 1; }
 	@for client in claude codex opencode; do PATH="$(CURDIR)/.clients/node_modules/.bin:$$PATH" $$client --version || exit 1; done
+	@touch $@
+
+# An environment for each set of SDKs whose requirements fit together.
+SDKS := $(wildcard tests/clients/sdks/*.txt)
+.clients/.sdks: $(SDKS) $(VENV)/.ready
+	@echo "Installing the SDKs into .clients (once; a minute or two) …"
+	@for sdks in $(SDKS); do folder=.clients/$$(basename $$sdks .txt); \
+		$(RUN) -m venv $$folder && $$folder/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $$sdks || { \
+		echo "The SDKs of $$sdks could not be installed; pip says why above."; exit 1; }; done
 	@touch $@
 
 fuzz: $(VENV)/.ready-dev ## requests, replies, histories and schemas drawn at random, for MINUTES=10 or until something fails

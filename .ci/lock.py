@@ -1,4 +1,4 @@
-"""Write requirements.lock and those of tests/graphon and tests/soak, or say whether one is stale.
+"""Write requirements.lock and those of tests/graphon, tests/soak and tests/clients/sdks, or say whether one is stale.
 
 A lock pins everything (for macOS and Linux at once) with hashes and without addresses. Its first line carries a digest
 of the requirements it was made from, so that staleness is seen without a network. Versions that are locked stay where
@@ -7,7 +7,8 @@ they fit what is required; with --upgrade the newest are taken.
 requirements.lock has three parts: what running needs, the server and the plugin; what developing needs as well; and the
 extra `vision`, of just what it names: mlx-vlm also requires 1.1 GB for training, audio, video and a server of its own,
 none of which is imported to see an image. What runs Dify's workflow engine (`make test-dify`) is an environment of its
-own, locked alike, and so is what `make soak` adds.
+own, locked alike, and so is what `make soak` adds. The SDKs of `make test-clients`, in an environment for each set whose
+requirements fit together, are locked without hashes, which would be ten times as long as the rest.
 """
 
 import argparse
@@ -24,17 +25,19 @@ from typing import Any
 from install import HEADING, part_of
 
 ROOT = Path(__file__).resolve().parents[1]
-COMPILE = ["--universal", "--generate-hashes", "--no-annotate", "--no-header"]
+COMPILE = ["--universal", "--no-annotate", "--no-header"]
 BLOCK = re.compile(r"^([a-z0-9.-]+)==.*\n(?:[ ].*\n)*", re.MULTILINE)
 """A locked package: its name, then its version and hashes."""
 VISION = "vision"
 LOCK = ROOT / "requirements.lock"
 GRAPHON = ROOT / "tests/graphon"
 SOAK = ROOT / "tests/soak"
+SDKS = sorted((ROOT / "tests/clients/sdks").glob("*.in"))
 MADE_FROM = {
     LOCK: "the requirements in pyproject.toml",
     GRAPHON / "requirements.txt": "requirements.in without excluded.txt",
     SOAK / "requirements.txt": "requirements.in",
+    **{path.with_suffix(".txt"): path.name for path in SDKS},
 }
 
 
@@ -58,6 +61,7 @@ def stamps() -> dict[Path, str]:
             (GRAPHON / name).read_bytes() for name in ("requirements.in", "excluded.txt")
         ),
         SOAK / "requirements.txt": (SOAK / "requirements.in").read_bytes(),
+        **{path.with_suffix(".txt"): path.read_bytes() for path in SDKS},
     }
     return {
         path: f"# Made by `make lock` from {made_from}, sha256 {hashlib.sha256(contents[path]).hexdigest()}\n"
@@ -65,7 +69,7 @@ def stamps() -> dict[Path, str]:
     }
 
 
-def compiled(*arguments: str, locked: str = "", typed: str | None = None) -> str:
+def compiled(*arguments: str, locked: str = "", typed: str | None = None, hashes: bool = True) -> str:
     """Return what uv makes of these requirements, in the form of a lock.
 
     `locked` holds the versions to keep where they fit, `typed` is what "-" among the requirements stands for.
@@ -74,6 +78,7 @@ def compiled(*arguments: str, locked: str = "", typed: str | None = None) -> str
         kept = Path(folder, "requirements.txt")
         kept.write_text(locked, encoding="utf-8")
         command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", *arguments, *COMPILE]
+        command += ["--generate-hashes"] if hashes else []
         subprocess.run([*command, "--output-file", str(kept)], cwd=ROOT, input=typed, check=True, text=True)
         return kept.read_text(encoding="utf-8")
 
@@ -91,12 +96,15 @@ def main() -> int:
             print(f"{path.relative_to(ROOT)} is stale: what it was made from changed. Run `make lock`.")
         return 1 if stale else 0
     for path, first in first_lines.items():
-        locked = "" if chosen.upgrade else path.read_text(encoding="utf-8")
+        locked = "" if chosen.upgrade or not path.exists() else path.read_text(encoding="utf-8")
         if path == LOCK:
             made = in_parts(locked)
         elif path.parent == GRAPHON:
             excluded = ("--excludes", "tests/graphon/excluded.txt", "--python-version", "3.12")
             made = compiled("tests/graphon/requirements.in", *excluded, locked=locked)
+        elif path.with_suffix(".in") in SDKS:
+            required = str(path.with_suffix(".in").relative_to(ROOT))
+            made = compiled(required, "--python-version", "3.12", locked=locked, hashes=False)
         else:
             constrained = ("--constraints", "requirements.lock", "--python-version", "3.12")
             made = compiled("tests/soak/requirements.in", *constrained, locked=locked)

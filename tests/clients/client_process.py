@@ -15,7 +15,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-INSTALLED = Path(__file__).parents[2] / ".clients" / "node_modules" / ".bin"
+CLIENTS = Path(__file__).parents[2] / ".clients"
+INSTALLED = CLIENTS / "node_modules" / ".bin"
 TIMEOUT = 120
 """Seconds in which a client must be done: tens of times what it needs on a quiet machine."""
 
