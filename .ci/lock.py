@@ -7,8 +7,8 @@ they fit what is required; with --upgrade the newest are taken.
 requirements.lock has three parts: what running needs, the server and the plugin; what developing needs as well; and the
 extra `vision`, of just what it names: mlx-vlm also requires 1.1 GB for training, audio, video and a server of its own,
 none of which is imported to see an image. What runs Dify's workflow engine (`make test-dify`) is an environment of its
-own, locked alike, and so is what `make soak` adds. The SDKs of `make test-clients`, in an environment for each set whose
-requirements fit together, are locked without hashes, which would be ten times as long as the rest.
+own, locked alike, and so is what `make soak` adds. The SDKs of `make test-clients` are locked without hashes, which
+would be ten times as long: an environment for each set whose requirements fit together.
 """
 
 import argparse
