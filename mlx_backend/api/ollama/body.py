@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from mlx_backend.api.errors import refuse
@@ -90,6 +90,12 @@ class Options(ReplyBody):
 
     num_predict: Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(as_num_predict)] = None
     stop: Annotated[tuple[str, ...], BeforeValidator(as_stop_strings, json_schema_input_type=StopInput)] = ()
+
+    @field_validator("repeat_penalty", mode="before", check_fields=False)
+    @classmethod
+    def _without_penalty(cls, value: Any) -> Any:
+        """Accept 0 for none, which litellm makes of an OpenAI client's penalty of 0."""
+        return 1 if value == 0 else value
 
 
 class OllamaBody(ConversationBody):

@@ -238,6 +238,11 @@ def test_num_predict_has_words_for_no_limit(limit: int) -> None:
     assert OllamaChatBody.parse(written).request(written).max_tokens is None
 
 
+def test_a_penalty_of_zero_is_none() -> None:
+    written = {"messages": [USER], "options": {"repeat_penalty": 0}}
+    assert OllamaChatBody.parse(written).request(written).sampling == {"repetition_penalty": 1.0}
+
+
 def test_what_means_nothing_here_is_named(client: Client) -> None:
     ignored = posted(client, CHAT, options={"num_ctx": 4096, "mirostat": 1, "stop": None}, shift=True).headers
     assert ignored["x-mlx-backend-ignored"] == "shift, options.num_ctx, options.mirostat"
