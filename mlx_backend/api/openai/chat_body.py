@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-PART_TYPES = ("image_url", "input_image")
+IMAGE_PART_TYPES = ("image_url", "input_image")
 
 _ROLES = ("user", "tool", "function")
 """Whose messages may hold images: models were trained to see those of users and of tools."""
@@ -67,7 +67,7 @@ def take_images(messages: Sequence[Any]) -> tuple[list[Any], list[ImageSource]]:
         parts: list[Any] = []
         for at, part in enumerate(content):
             if _is_image(part):
-                sources.append(_source(part, f"messages[{index}].content[{at}]"))
+                sources.append(image_source(part, f"messages[{index}].content[{at}]"))
                 part = {"type": "image", "image": len(sources) - 1}
             parts.append(part)
         taken.append({**message, "content": parts})
@@ -75,10 +75,11 @@ def take_images(messages: Sequence[Any]) -> tuple[list[Any], list[ImageSource]]:
 
 
 def _is_image(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") in PART_TYPES
+    return isinstance(part, Mapping) and part.get("type") in IMAGE_PART_TYPES
 
 
-def _source(part: Mapping[str, Any], where: str) -> ImageSource:
+def image_source(part: Mapping[str, Any], where: str) -> ImageSource:
+    """Return where a part's image is. Raises the ApiError that says what is wrong with it."""
     written = part.get("image_url")
     url, detail = (
         (written.get("url"), written.get("detail"))
@@ -87,9 +88,10 @@ def _source(part: Mapping[str, Any], where: str) -> ImageSource:
     )
     if not isinstance(url, str) or not url:
         found = "is empty" if url == "" else "is missing" if url is None else f"is {json_type(url)}"
-        raise refuse(f"The address of an image {found}. {IMAGE_FORM}", f"{where}.image_url", "invalid_image")
+        what = "Files are not stored here" if part.get("file_id") else f"The address of an image {found}"
+        raise refuse(f"{what}. {IMAGE_FORM}", f"{where}.image_url", "invalid_image")
     try:
-        wanted = Detail.AUTO if detail is None else Detail(detail)
+        wanted = Detail.AUTO if detail in (None, "original") else Detail(detail)
     except ValueError:
         raise refuse(
             f"An image's detail is {excerpt(detail)}: send low, high or auto.",
@@ -352,5 +354,5 @@ _TEXT_FORM = 'Write it as {"type": "text", "text": "…"}.'
 _TAKEN_PARTS = (
     *_TEXT_PARTS,
     *("refusal", "thinking", "reasoning", "reasoning_content"),
-    *PART_TYPES,
+    *IMAGE_PART_TYPES,
 )

@@ -88,6 +88,7 @@ class CreateResponseCall(BodyCall[ResponsesBody]):
     def _head(self, service: Service, parsed: ParsedRequest, reply: Reply, summary: Any) -> dict[str, Any]:
         """Return the fields of the response object that say what was asked for."""
         body, written = self.body, self.written
+        text = written.get("text") or {}
         effort, sampling = reply.effort, service.sampling_of(parsed.chat)
         return {
             "background": False,
@@ -106,7 +107,7 @@ class CreateResponseCall(BodyCall[ResponsesBody]):
             "service_tier": "default",
             "store": body.store is not False,
             "temperature": sampling.temperature,
-            "text": {"format": {"type": "text"}, **(written.get("text") or {})},
+            "text": {"format": {"type": "text"}, **{key: text[key] for key in text if text[key] is not None}},
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
             "tools": [echoed(tool) for tool in written.get("tools") or ()],
             "top_logprobs": body.top_logprobs or 0,

@@ -14,14 +14,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlx_backend.api.errors import refuse
+from mlx_backend.api.openai.chat_body import IMAGE_PART_TYPES, image_source
 from mlx_backend.api.sealed_reasoning import NotSealedHere, unseal
 from mlx_backend.api.tools import flat_name, input_as_arguments
 from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.conversation.message_parts import REASONING_CONTENT
-from mlx_backend.images import Detail, ImageSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from mlx_backend.images import ImageSource
 
 
 _ROLES = ("user", "system", "developer", "assistant")
@@ -117,38 +119,16 @@ class ItemConversation:
         kind = part.get("type")
         if kind in _TEXT_PARTS:
             return {"type": "text", "text": _text(part, "refusal" if kind == "refusal" else "text", where)}
-        if kind == "input_image":
+        if kind in IMAGE_PART_TYPES:
             if shows_images:
-                return self._image(part, where)
+                self.images.append(image_source(part, where))
+                return {"type": "image", "image": len(self.images) - 1}
             what = "Only users' messages and tools' results can show an image."
         elif kind == "input_file":
             what = "This model cannot open files. Send the file's text, or its pages as images."
         else:
             what = f"A message cannot have a part of type {excerpt(kind)} here. Remove that part."
         return _unsupported(where, what)
-
-    def _image(self, part: Mapping[str, Any], where: str) -> dict[str, Any]:
-        url = part.get("image_url")
-        if isinstance(url, Mapping):  # as Chat Completions writes it
-            url = url.get("url")
-        if not isinstance(url, str) or not url:
-            what = (
-                "Files are not stored here" if part.get("file_id") else "The address of an image is missing"
-            )
-            raise refuse(
-                f'{what}: send {{"type": "input_image", "image_url": "data:image/png;base64,…"}}.',
-                f"{where}.image_url",
-                "invalid_image",
-            )
-        detail = part.get("detail")
-        try:
-            wanted = Detail.AUTO if detail in (None, "original") else Detail(detail)
-        except ValueError:
-            raise refuse(
-                f"An image's detail is {excerpt(detail)}: send low, high or auto.", f"{where}.detail"
-            ) from None
-        self.images.append(ImageSource(where=where, url=url, detail=wanted))
-        return {"type": "image", "image": len(self.images) - 1}
 
 
 def resolved(items: Sequence[Any], stored: Callable[[], Mapping[str, Mapping[str, Any]]]) -> Iterator[Any]:

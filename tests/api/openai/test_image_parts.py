@@ -80,7 +80,7 @@ def test_messages_without_images_stay_as_they_are() -> None:
         ({"type": "image_url", "image_url": {"url": ""}}, "is empty", ".image_url"),
         ({"type": "image_url", "image_url": {"url": 7}}, "is a number", ".image_url"),
         ({"type": "image_url", "image_url": [URI]}, "is a list", ".image_url"),
-        ({"type": "input_image", "file_id": "file-1"}, "is missing", ".image_url"),
+        ({"type": "input_image", "file_id": "file-1"}, "Files are not stored here", ".image_url"),
         (image(detail="ultra"), 'detail is "ultra": send low, high or auto', ".image_url.detail"),
         (image(detail=["low"]), "send low, high or auto", ".image_url.detail"),
         ({"type": "input_image", "image_url": URI, "detail": 1}, "send low, high or auto", ".detail"),
