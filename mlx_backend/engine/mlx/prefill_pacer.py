@@ -1,7 +1,7 @@
 """When a chunk of a prompt runs next to replies, and how long it is: a share of time, and a bound on each gap.
 
-A prompt that waits by itself is prefilled in every step, in chunks of up to `MAX_STALL_SECONDS`, unless such prompts
-have just had a third of the time. All others get a quarter of the time, in chunks of a few steps' worth.
+A long prompt that waits by itself is prefilled in every step, in chunks of up to `MAX_STALL_SECONDS`, unless such
+prompts have just had more than half of the time. All others get a quarter, in chunks of a few steps' worth.
 
 While nobody decodes, prompts get all of the time. While replies do, it is counted as credit and debt: the seconds that
 chunks take are spent, and all other time earns some again. With no credit left, replies have the steps to themselves
@@ -45,7 +45,7 @@ Less than half, since each prompt's own reply makes the steps of the others long
 MAX_CREDIT = 1.5
 """Seconds that are saved up while replies decode alone, or nobody does, for prompts that come together."""
 MAX_DEBT = 30.0
-"""Seconds after a prompt that waited by itself for minutes in which others are prefilled by their share of time."""
+"""What a prompt that waited by itself may have cost when it is done, in seconds that the next such one waits for."""
 RETURN_SECONDS = 0.5
 """How long after the last reply those who chat may send their next requests, before time belongs to prompts alone."""
 STEPS_PER_CHUNK = 4
@@ -72,7 +72,7 @@ class PrefillPacer:
     ) -> None:
         self.credit = MAX_CREDIT
         self._debt = 0.0
-        """Seconds until a prompt that waits by itself may be prefilled in every step, if another just was."""
+        """Seconds by which prompts that waited by themselves had more than half of the time."""
         self._lone: int | None = None
         """The number of the prompt that is."""
         self._is_alone = False
@@ -132,9 +132,9 @@ class PrefillPacer:
         self._started = self._clock()
         self._spent, self._spends = self._spends, False
 
-    def note_waiting(self, only: int | None) -> None:
-        """Note the number of the prompt that waits by itself, if one does."""
-        if only is not None and not self._debt:
+    def note_waiting(self, only: int | None, remaining: int = 0) -> None:
+        """Note the number of the prompt that waits by itself, if one does, and how many tokens remain of it."""
+        if only is not None and remaining > self.max_chunk and self._debt <= MAX_CREDIT:
             self._lone = only
         self._is_alone = only is not None and only == self._lone
 
@@ -156,7 +156,7 @@ class PrefillPacer:
         # What took longer than any chunk was something else, such as compiling.
         longest = max(MAX_STALL_SECONDS, self._min_seconds())
         spent = min(spent, longest)
-        debt = self._debt + COST * spent * self._is_alone - passed
+        debt = self._debt + 2 * spent * self._is_alone - passed
         self._debt = min(MAX_DEBT, max(0.0, debt))
         lowest = min(self.credit, -longest) if self._is_alone else -COST * longest
         self.credit = min(MAX_CREDIT, max(lowest, self.credit + passed - (1 + COST) * spent))

@@ -207,7 +207,10 @@ class PrefillQueue:
             if job.num_prefilled == job.sequence.num_cached and self._max_remaining(job) <= FEW_TOKENS
         ]
         others = [job for job in jobs if job not in few]
-        self.pacer.note_waiting(others[0].number if len(others) == 1 and not self._is_full else None)
+        if len(others) == 1 and not self._is_full:
+            self.pacer.note_waiting(others[0].number, self._max_remaining(others[0]))
+        else:
+            self.pacer.note_waiting(None)
         self._is_full = False
         if not self.pacer.may_prefill:
             shares = self._complete([], few, RUN_OVERHEAD)

@@ -39,7 +39,7 @@ def alone(load: Load) -> int:
 
 @pytest.mark.parametrize(
     ("count", "name", "longest"),
-    [(1, "other", 300), (8, "six", 300), (8, "other {}", 60), (40, "other {}", 300)],
+    [(1, "other", 120), (8, "six", 300), (8, "other {}", 60), (40, "other {}", 300)],
 )
 def test_six_who_chat_keep_half_of_their_speed_next_to_those_who_keep_arriving(
     load: Load, alone: int, count: int, name: str, longest: int
