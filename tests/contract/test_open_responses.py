@@ -1,7 +1,7 @@
 """The demo model answers what Open Responses' compliance tests ask, and each response and event matches its schemas.
 
-The schemas are Open Responses' own (open_responses.json, Apache License 2.0). Its tests of images need a model that
-sees; those of WebSockets, of /v1/responses/compact and of files ask for what is not here.
+The schemas are Open Responses' own (open_responses.json, Apache License 2.0). Its tests of
+WebSockets, of /v1/responses/compact and of files ask for what is not here.
 """
 
 import json
@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import requests
 from jsonschema_rs import Draft202012Validator
+from picture_files import RED, data_uri, encoded
 from running_server import running
 
-from mlx_backend.demo import MODEL_NAME, MODEL_PATH
+from mlx_backend.demo import MODEL_NAME, MODEL_PATH, VISION_MODEL_PATH
 from mlx_backend.engine.mlx import load_engine
 
 COMPONENTS = json.loads((Path(__file__).parent / "open_responses.json").read_text())["components"]
@@ -95,3 +96,13 @@ def test_a_call_is_streamed_and_its_result_answered_by_the_id_of_the_response(ur
     result = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "-3 C"}
     second = created(url, input=[result], previous_response_id=first["id"])
     assert "-3 C" in second["output"][-1]["content"][0]["text"]
+
+
+def test_an_image_is_answered_by_a_model_that_sees() -> None:
+    pytest.importorskip("mlx_vlm")
+    from PIL import Image
+
+    image = {"type": "input_image", "image_url": data_uri(encoded(Image.new("RGB", (32, 32), RED)))}
+    question = [{"type": "input_text", "text": "What is this?"}, image]
+    with load_engine(VISION_MODEL_PATH, model_id=MODEL_NAME) as engine, running(engine) as server:
+        assert created(f"{server.url}/v1/responses", input=[{"role": "user", "content": question}])["output"]
