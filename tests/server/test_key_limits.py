@@ -233,7 +233,7 @@ def test_a_model_that_a_key_may_not_use_is_as_unknown_as_one_that_is_not_there(
     ):
         answer = several.post(path, json={"model": name, **body}, headers=ALICE)
         assert answer.status_code == 404
-        assert answer.get_json()["error"].startswith(said)
+        assert answer.get_json()["error"].startswith(f"model not found: {said}")
 
 
 @pytest.mark.parametrize("name", [None, "default", "small-one", "mini"])

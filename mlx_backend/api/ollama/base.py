@@ -10,18 +10,23 @@ from mlx_backend.api.ollama.objects import OllamaError
 from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mlx_backend.api.errors import ApiError
 
 STREAM_TYPE = "application/x-ndjson"
 _LATEST = ":latest"
+_WORDS: Mapping[str | None, str] = {
+    CONTEXT_LENGTH_EXCEEDED: "the input length exceeds the context length",
+    "model_not_found": "model not found",
+}
+"""By these, which the API's own errors have too, clients know what to do."""
 
 
 def error_object(error: ApiError) -> OllamaError:
     """Build `{"error": message}`. The API has no field for the place: the message names it."""
-    message = error.placed_message
-    if error.code == CONTEXT_LENGTH_EXCEEDED:
-        message = f"the input length exceeds the context length: {message}"
-    return {"error": message}
+    words = _WORDS.get(error.code)
+    return {"error": f"{words}: {error.placed_message}" if words else error.placed_message}
 
 
 class OllamaProtocol:
