@@ -45,6 +45,26 @@ def test_a_line_when_it_comes_and_one_when_it_ends_with_id_client_and_key(
     assert "sk-of-alice" not in caplog.text
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_part_of_a_request_that_broke_its_prefix_is_in_the_log_and_in_timings(
+    client: Client, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    headers = {"x-api-key": "sk-of-alice"}
+    instructions = ({"role": "system", "content": f"It is {hour} o'clock. {SECRET}"} for hour in (1, 2))
+    answered = [{"role": "assistant", "content": "Paris."}, USER]
+    for messages in ([next(instructions), USER], [next(instructions), USER, *answered]):
+        body = {"messages": messages, "stream": stream, "reasoning_effort": "low"}
+        with client.post(CHAT, json=body, headers=headers) as response:
+            reply = response.get_data(as_text=True)
+    assert 'broken_by="the system message"' in caplog.messages[-1]
+    assert "broken_by" not in caplog.messages[1]
+    fields = caplog.records[-1].fields  # type: ignore[attr-defined]  # given by `extra`
+    assert fields["broken_by"] == "the system message"
+    assert f'"cache_matched_n":{fields["matched_tokens"]}' in reply.replace(": ", ":")
+    assert '"cache_broken_by":"the system message"' in reply.replace(": ", ":")
+    assert SECRET not in caplog.text
+
+
 @pytest.mark.parametrize("given", ["", "two words", "x" * 129, "bad\x1b[31m", "ä"])
 def test_an_id_that_is_not_sane_is_replaced(client: Client, given: str) -> None:
     headers = {"X-Request-Id": given, "x-api-key": "sk-of-alice"}
