@@ -316,7 +316,7 @@ def test_a_bad_image_is_a_400_of_which_the_engine_hears_nothing(
     ],
 )
 def test_limits_are_the_servers_settings(
-    settings: dict[str, int], parts: list[dict[str, Any]], says: str, engine: ScriptedEngine
+    settings: dict[str, Any], parts: list[dict[str, Any]], says: str, engine: ScriptedEngine
 ) -> None:
     with running(engine, **settings) as server:
         assert says in refused(server, *parts)["message"]
