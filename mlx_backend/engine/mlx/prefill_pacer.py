@@ -71,10 +71,12 @@ class PrefillPacer:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.credit = MAX_CREDIT
+        self.is_full = False
+        """Whether another prompt has waited since the last step for there to be room."""
         self._debt = 0.0
         """Seconds by which prompts that waited by themselves had more than half of the time."""
         self._lone: int | None = None
-        """The number of the prompt that is."""
+        """The number of the prompt that is prefilled in every step where it waits by itself."""
         self._is_alone = False
         self._fixed = fixed
         self._work = work
@@ -110,17 +112,17 @@ class PrefillPacer:
     @property
     def pace(self) -> list[float | None]:
         """All that was measured, as plain numbers; processes that share a model have to decide by the same ones."""
-        return [self.rate, self.step_seconds, self.credit, self._debt]
+        return [self.rate, self.step_seconds, self.credit, self._debt, float(self.is_full)]
 
     @pace.setter
     def pace(self, pace: list[float | None]) -> None:
-        rate, step, credit, debt = pace
+        rate, step, credit, debt, is_full = pace
         if rate is not None:
             self.rate = rate
         self._steps.clear()
         if step:
             self._steps.append(step)
-        self.credit, self._debt = credit or 0.0, debt or 0.0
+        self.credit, self._debt, self.is_full = credit or 0.0, debt or 0.0, bool(is_full)
 
     @property
     def may_prefill(self) -> bool:
@@ -134,6 +136,8 @@ class PrefillPacer:
 
     def note_waiting(self, only: int | None, remaining: int = 0) -> None:
         """Note the number of the prompt that waits by itself, if one does, and how many tokens remain of it."""
+        if self.is_full:
+            only, self.is_full = None, False
         if only is not None and remaining > self.max_chunk and self._debt <= MAX_CREDIT:
             self._lone = only
         self._is_alone = only is not None and only == self._lone

@@ -144,8 +144,6 @@ class PrefillQueue:
         self._num_added = 0
         self._serves_shortest = False
         """Whether the next chunk goes to the prompt of which least remains."""
-        self._is_full = False
-        """Whether another prompt has waited since the last step for there to be room."""
         self._max_scored = max(1, MAX_SCORED_BYTES // (4 * vocabulary_size))
         self._on_gone = on_gone
         self._shared = shared
@@ -190,7 +188,7 @@ class PrefillQueue:
         lengths = [self._max_remaining(job) for job in self.jobs if job.sequence.request.priority <= priority]
         if not lengths or sum(lengths) < chunk // 2:
             return math.inf
-        self._is_full = True
+        self.pacer.is_full = True
         beside = max(chunk // 2, RUN_OVERHEAD)
         return max(min(lengths) - 1, beside - sum(length for length in lengths if length <= beside))
 
@@ -207,11 +205,10 @@ class PrefillQueue:
             if job.num_prefilled == job.sequence.num_cached and self._max_remaining(job) <= FEW_TOKENS
         ]
         others = [job for job in jobs if job not in few]
-        if len(others) == 1 and not self._is_full:
+        if len(others) == 1:
             self.pacer.note_waiting(others[0].number, self._max_remaining(others[0]))
         else:
             self.pacer.note_waiting(None)
-        self._is_full = False
         if not self.pacer.may_prefill:
             shares = self._complete([], few, RUN_OVERHEAD)
         if not shares:

@@ -263,12 +263,13 @@ def test_processes_that_share_a_model_decide_alike_however_long_each_slept() -> 
     for prompts in (0, 0, 0, 1, 8, 8, 0, 8):
         leader.step(prompts=prompts)
         other.step(prompts=prompts)
+    leader.pacer.is_full = True  # no prompt waits for room at the others, which have no queue of requests
     other.pacer.pace = leader.pacer.pace
     leader.now += 1.0
     other.now += 0.001
     for machine in (leader, other):
         machine.pacer.start_step()
-        machine.pacer.note_waiting(None)
+        machine.pacer.note_waiting(9, 100_000)
     assert other.pacer.pace == leader.pacer.pace
     assert other.pacer.may_prefill == leader.pacer.may_prefill
     assert other.pacer.chunk_size(0, others_wait=True) == leader.pacer.chunk_size(0, others_wait=True)
