@@ -70,9 +70,15 @@ class ReplyLimits:
         limit = request.max_tokens or self.settings.max_tokens or self.context_length
         return min(limit, self.context_length - length)
 
-    def has_room_after(self, prompt_tokens: int) -> bool:
-        """Whether a reply fits after a prompt of this length."""
-        return prompt_tokens < self.context_length
+    def has_room_after(self, prompt_tokens: int, reserved: int = 1) -> bool:
+        """Whether a reply of the `reserved` tokens fits after a prompt of this length."""
+        return prompt_tokens + reserved <= self.context_length
+
+    def reserved_of(self, request: ChatRequest) -> int:
+        """Return how many tokens a prompt has to leave for the reply."""
+        if not request.reserves_reply:
+            return 1
+        return min(request.max_tokens or MAX_RESERVED, self.context_length // 4, MAX_RESERVED)
 
     def too_many_messages(self, messages: int) -> RequestError:
         """Make the error for more messages than the context has tokens."""
@@ -89,16 +95,20 @@ class ReplyLimits:
         prompt_tokens: int,
         *,
         is_estimate: bool = False,
+        reserved: int = 1,
         tools: int = 0,
         tool_tokens: int = 0,
     ) -> RequestError:
         """Make the error for a prompt that leaves no room; `tool_tokens` of it describe `tools` tools."""
         about = "about " if is_estimate else ""
+        room = "room too" if reserved == 1 else f"room for {reserved}"
         text = (
             f"The prompt has {about}{prompt_tokens} tokens; the context holds {self.context_length}, "
-            "and the reply needs room too."
+            f"and the reply needs {room}."
         )
         numbers = {"prompt_tokens": prompt_tokens, "max_model_len": self.context_length}
+        if reserved > 1:
+            numbers["max_prompt_tokens"] = self.context_length - reserved
         if tool_tokens > 0:
             described = "the tool that was" if tools == 1 else f"the {tools} tools that were"
             text += f" {tool_tokens} of its tokens describe {described} sent with it: turn off what is not needed."
@@ -137,6 +147,8 @@ class ReplyLimits:
         return reserve or None
 
 
+MAX_RESERVED = 8192
+"""Tokens that are kept for a reply at most: enough for a call that writes a file."""
 CHARACTERS_PER_TOKEN = 8
 """Texts with fewer for each token of the context are not counted beforehand; words of English have 4 to 5."""
 MIN_TOKENIZED = 1 << 18

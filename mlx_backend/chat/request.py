@@ -123,6 +123,8 @@ class ChatRequest(ReplyRequest):
     is_last_complete: bool = False
     add_generation_prompt: bool = True
     raw: bool = False
+    reserves_reply: bool = False
+    """Whether a prompt is refused that leaves little room for the reply: its client can shorten it, as agents do."""
     thinking_budget: int | None = None
     thinking_budget_message: str | None = None
     answer_reserve: int | None = None

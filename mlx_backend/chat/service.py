@@ -344,14 +344,16 @@ class Service:
         self, request: ChatRequest, conversation: Conversation, prompt: Prompt, images: SeenImages | None
     ) -> None:
         """Raise the RequestError for a prompt that is too long; it says how many of the tokens are tools."""
-        length = len(prompt.tokens)
-        if self._limits.has_room_after(length):
+        length, reserved = len(prompt.tokens), self._limits.reserved_of(request)
+        if self._limits.has_room_after(length, reserved):
             return
         tool_tokens = 0
         if request.tools:
             without_tools = self._prompts.prompt(replace(request, tools=()), conversation, images=images)
             tool_tokens = length - len(without_tools.tokens)
-        raise self._limits.too_long("messages", length, tools=len(request.tools), tool_tokens=tool_tokens)
+        raise self._limits.too_long(
+            "messages", length, reserved=reserved, tools=len(request.tools), tool_tokens=tool_tokens
+        )
 
     def _parser(self, request: ChatRequest, prompt: Prompt, *, is_continued: bool) -> Parser:
         """Make the parser; `request` has the names of tools for the model."""

@@ -40,7 +40,8 @@ def error_object(error: ApiError) -> AnthropicError:
     if error.code == CONTEXT_LENGTH_EXCEEDED:
         # By these words a client knows that it has to compact, and by how much.
         tokens, context = error.numbers["prompt_tokens"], error.numbers["max_model_len"]
-        message = f"prompt is too long: {tokens} tokens > {min(context, tokens - 1)} maximum. {message}"
+        most = min(error.numbers.get("max_prompt_tokens", context), tokens - 1)
+        message = f"prompt is too long: {tokens} tokens > {most} maximum. {message}"
     status = status_of(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}

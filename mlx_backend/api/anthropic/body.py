@@ -98,6 +98,7 @@ class MessagesBody(ConversationBody):
             deferred_tools=frozenset(deferred),
             tool_paths=[paths.get(name, "messages") for name in known],
             max_tokens=self.max_tokens,
+            reserves_reply=bool(known),
             stop=self.stop_sequences,
             answer_format=self._answer_format(written),
             tool_choice=self._tool_choice(callable_tools, is_restricted=bool(conversation.removed)),

@@ -584,3 +584,20 @@ def test_a_prompt_that_is_too_long_is_told_in_the_words_that_make_clients_compac
     found = re.match(r"prompt is too long: (\d+) tokens > (\d+) maximum\. ", told)
     assert found is not None
     assert int(found[1]) > int(found[2]) == 512
+
+
+def test_a_prompt_with_tools_leaves_room_for_a_call_or_is_too_long() -> None:
+    with ScriptedEngine(lambda _: ANSWER, context_length=4096) as engine:
+        client = client_of(engine)
+
+        def answered(words: int, **fields: Any) -> Any:
+            message = {"role": "user", "content": "word " * words}
+            return client.post(PATH, json={"messages": [message], "max_tokens": 32_000, **fields})
+
+        assert answered(1700, tools=[WEATHER]).status_code == 200
+        assert answered(2000).status_code == 200
+        assert answered(2000, tools=[WEATHER], max_tokens=100).status_code == 200
+        refused = answered(2000, tools=[WEATHER])
+    assert refused.status_code == 400
+    assert "tokens > 3072 maximum" in refused.get_json()["error"]["message"]
+    assert "the reply needs room for 1024" in refused.get_json()["error"]["message"]
