@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 ANSWER = "The tower of Lyon is 165 metres high."
-TOOL = {
+TOOL: dict[str, Any] = {
     "name": "lookup",
     "description": "Look a fact up.",
     "inputSchema": {
