@@ -26,7 +26,7 @@ from mlx_backend.declaration import (
     text,
     variable_of,
 )
-from mlx_backend.demo import MODEL_NAME, demo_path
+from mlx_backend.demo import EMBEDDING_MODEL_NAME, MODEL_NAME, demo_path
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelDefaults, ModelSpec, is_repository
 from mlx_backend.registry.errors import ConfigurationError
@@ -94,7 +94,7 @@ class ServeOptions:
         tuple[str, ...],
         Setting(
             kind=text("PATH_OR_REPO", "a folder or a repository"),
-            help="embedding model (/v1/embeddings), loaded when a request first needs it",
+            help="embedding model (/v1/embeddings), loaded when a request first needs it; or `mlx-demo-embedding`",
             group="several models",
             repeatable=True,
         ),
@@ -357,22 +357,25 @@ class ChosenOptions:
         )
 
     def embedding_and_rerank_models(self) -> list[ModelSpec]:
-        """Return the models that are named with --embedding-model and --rerank-model."""
+        """Return the models that are named with --embedding-model and --rerank-model; the demo's, if none is named."""
+        is_demo = self.serve.model is None and not self.names_other_models
         specs: list[ModelSpec] = []
         named: list[tuple[ModelType, tuple[str, ...]]] = [
-            ("embedding", self.serve.embedding_model),
+            ("embedding", (EMBEDDING_MODEL_NAME,) if is_demo else self.serve.embedding_model),
             ("rerank", self.serve.rerank_model),
         ]
         for kind, sources in named:
             for source in sources:
-                if not Path(source).expanduser().is_dir() and not is_repository(source):
+                is_folder = Path(source).expanduser().is_dir()
+                demo = None if is_folder or kind == "rerank" else demo_path(source)
+                if not is_folder and not is_repository(source) and demo is None:
                     raise ConfigurationError(
                         f"--{kind}-model {source}: there is no such folder, and a repository is written owner/name."
                     )
                 specs.append(
                     ModelSpec(
                         name=_name_of(source),
-                        source=source,
+                        source=str(demo or source),
                         type=kind,
                         ttl=self.serve.ttl or None,
                         named_on_command_line=True,
