@@ -94,7 +94,7 @@ class ServeOptions:
         tuple[str, ...],
         Setting(
             kind=text("PATH_OR_REPO", "a folder or a repository"),
-            help="embedding model (/v1/embeddings), loaded when a request first needs it; or `mlx-demo-embedding`",
+            help="embedding model (/v1/embeddings), loaded at the first request; `mlx-demo-embedding` is included",
             group="several models",
             repeatable=True,
         ),
@@ -357,7 +357,7 @@ class ChosenOptions:
         )
 
     def embedding_and_rerank_models(self) -> list[ModelSpec]:
-        """Return the models that are named with --embedding-model and --rerank-model; the demo's, if none is named."""
+        """Return the models named with --embedding-model and --rerank-model; the demo, where none is named."""
         is_demo = self.serve.model is None and not self.names_other_models
         specs: list[ModelSpec] = []
         named: list[tuple[ModelType, tuple[str, ...]]] = [

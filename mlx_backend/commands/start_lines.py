@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mlx_backend.declaration import variable_of
-from mlx_backend.demo import MODEL_NAME, VISION_MODEL_NAME
+from mlx_backend.demo import EMBEDDING_MODEL_NAME, MODEL_NAME, VISION_MODEL_NAME
 from mlx_backend.engine.mlx.vision.families import is_installed
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ _ABOUT_A_PICTURE = (
 _SKILLS = {
     MODEL_NAME: "it knows a few toy skills and nothing else",
     VISION_MODEL_NAME: "it sees simple shapes and numbers and nothing else",
+    EMBEDDING_MODEL_NAME: "it finds passages by meaning, less well than a real one",
 }
 
 

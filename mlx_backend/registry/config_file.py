@@ -158,7 +158,7 @@ SHARED_KEYS: Mapping[str, Setting] = {
 MODEL_KEYS: Mapping[str, Setting] = {
     "model": Setting(
         kind=text("PATH_OR_REPO", "a folder, or a repository on Hugging Face"),
-        help="the model itself, or `mlx-demo`, `mlx-demo-vision`, which are included; required",
+        help="the model itself, or `mlx-demo`, `mlx-demo-vision`, `mlx-demo-embedding`, which are included; required",
     ),
     "aliases": Setting(
         kind=_kind('a list of names: ["one", "two"]', tuple), help="further names that clients may use"

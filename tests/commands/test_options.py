@@ -23,7 +23,7 @@ from mlx_backend.commands.options import (
 )
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.declaration import declared, variable_of
-from mlx_backend.demo import MODEL_PATH, VISION_MODEL_PATH
+from mlx_backend.demo import EMBEDDING_MODEL_PATH, MODEL_PATH, VISION_MODEL_PATH
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.registry.config_file import parse
 from mlx_backend.registry.errors import ConfigurationError
@@ -155,6 +155,17 @@ def test_both_demo_models_can_be_named_and_a_folder_of_that_name_goes_first(
     assert (own.name, own.source, own.defaults.temperature) == ("mlx-demo", "mlx-demo", None)
     assert default is not None
     assert default.source == str(MODEL_PATH)
+
+
+def test_the_demo_brings_a_model_for_embeddings_which_can_be_named_beside_others() -> None:
+    for words in ((), ("--model", "a/b", "--embedding-model", "mlx-demo-embedding")):
+        (model,) = chosen(*words).embedding_and_rerank_models()
+        assert (model.name, model.source, model.type) == (
+            "mlx-demo-embedding",
+            str(EMBEDDING_MODEL_PATH),
+            "embedding",
+        )
+    assert chosen("--model", "mlx-demo").embedding_and_rerank_models() == []
 
 
 def test_other_models_take_the_place_of_the_demo() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from readme_blocks import blocks, differences
-from tour import ABOUT_A_PICTURE
+from tour import ABOUT_A_PICTURE, PASSAGES, SEARCHES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,6 +47,17 @@ def test_a_picture_is_answered_and_asked_about_again(printed: str) -> None:
     first, second = (printed.index(f"● {question}") for question in ABOUT_A_PICTURE)
     assert printed[first:second].splitlines()[2].strip() == "A red circle and a blue square."
     assert printed[second:].splitlines()[2].strip() == "A blue square."
+
+
+def test_a_knowledge_base_is_searched_in_three_languages(printed: str) -> None:
+    about_passwords, about_vacation, about_the_printer = SEARCHES
+    vacation, printer, passwords = PASSAGES
+    for question, found in (
+        (about_passwords, passwords),
+        (about_vacation, vacation),
+        (about_the_printer, printer),
+    ):
+        assert f"  {question}\n    {found}\n" in printed
 
 
 def test_nothing_of_the_models_own_markers_is_shown(printed: str) -> None:

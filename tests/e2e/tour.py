@@ -2,8 +2,8 @@
 
 `make demo` runs this. It starts the server on the demo models, builds the plugin package, runs the plugin from the
 unpacked package in a process of its own, and speaks the daemon's JSON lines to it: one question with low, medium and
-high effort, a second turn with the history as Dify sends it back, a tool call with its result, and two questions about
-a picture. Then the server keeps running for you to try; with `--once` it stops.
+high effort, a second turn with the history as Dify sends it back, a tool call with its result, two questions about
+a picture, and a search in a knowledge base. Then the server keeps running for you to try; with `--once` it stops.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 import zipfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from math import sumprod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +31,10 @@ sys.path.insert(0, str(ROOT / "tests" / "provider"))
 
 from daemon import PluginProcess as PluginProcess
 
-from mlx_backend.demo import MODEL_NAME, MODEL_PATH, VISION_MODEL_NAME
+from mlx_backend.demo import EMBEDDING_MODEL_NAME, MODEL_NAME, MODEL_PATH, VISION_MODEL_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 QUESTION = "What is the capital of France?"
 ABOUT_A_PICTURE = ("What is in this picture?", "Which shape is blue?")
@@ -41,6 +42,13 @@ MODELS = "".join(
     f'[models.{name}]\nmodel = "{name}"\npinned = true\ntemperature = 0\n'
     for name in (MODEL_NAME, VISION_MODEL_NAME)
 )
+MODELS += f'[models.{EMBEDDING_MODEL_NAME}]\nmodel = "{EMBEDDING_MODEL_NAME}"\n'
+PASSAGES = (
+    "Employees have 25 days of paid vacation a year.",
+    "The printer is on the second floor, next to the kitchen.",
+    "Passwords are changed every six months.",
+)
+SEARCHES = ("How often do I need a new password?", "休暇は何日ありますか？", "打印机在哪里？")
 CLOCK = {
     "name": "current_time",
     "description": "A tool for getting the current time.",
@@ -138,6 +146,20 @@ class Dify:
             answer.usage = delta["usage"] or answer.usage
         return answer
 
+    def embed(self, texts: Sequence[str], kind: str) -> list[list[float]]:
+        """Send one `invoke_text_embedding`; return the vectors, of length 1."""
+        (answer,) = self.plugin.request(
+            "invoke_text_embedding",
+            provider="mlx",
+            model=EMBEDDING_MODEL_NAME,
+            model_type="text-embedding",
+            credentials=self.credentials,
+            texts=list(texts),
+            input_type=kind,
+        )
+        vectors: list[list[float]] = answer["embeddings"]
+        return vectors
+
 
 def user(text: str, *parts: dict[str, Any]) -> dict[str, Any]:
     """A user message as Dify writes it."""
@@ -219,6 +241,15 @@ def look(dify: Dify) -> None:
     print(f"  {dify.invoke([shown, said, user(second)], model=VISION_MODEL_NAME).visible}")
 
 
+def search(dify: Dify) -> None:
+    """The end of the tour: the passage of a knowledge base that is nearest to a question."""
+    print(f"\n● A knowledge base of {len(PASSAGES)} English passages, searched with {EMBEDDING_MODEL_NAME}\n")
+    passages = dify.embed(PASSAGES, "document")
+    for question, vector in zip(SEARCHES, dify.embed(SEARCHES, "query"), strict=True):
+        _, found = max(zip((sumprod(vector, each) for each in passages), PASSAGES, strict=True))
+        print(f"  {question}\n    {found}")
+
+
 def main() -> int:
     """Run the tour; keep the server running unless --once."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
@@ -236,6 +267,7 @@ def main() -> int:
             dify = Dify(plugin, address)
             converse(dify, tokenizer)
             look(dify)
+            search(dify)
         if not once:
             body = json.dumps(
                 {"messages": [{"role": "user", "content": QUESTION}], "reasoning_effort": "high"}

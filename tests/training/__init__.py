@@ -1,1 +1,1 @@
-"""What made the two demonstration models: their corpora, training and evaluation. README.md has the commands."""
+"""What made the demonstration models: their corpora, training and evaluation. README.md has the commands."""

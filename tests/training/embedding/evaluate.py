@@ -14,6 +14,7 @@ import random
 import re
 import unicodedata
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -133,22 +134,35 @@ def paragraphs(text: str) -> Iterator[str]:
                 yield re.sub(r"\s+", " ", part.strip("| \n-"))
 
 
-def questions() -> Iterator[tuple[str, list[str], list[tuple[str, int]], int]]:
-    """Yield a language, passages, questions with their passage's number, and how many are about the handbook."""
-    handbook = json.loads((HERE / "held_out_handbook.json").read_bytes())
-    pages = json.loads((HERE / "held_out_pages.json").read_bytes())
-    for language, name in README.items():
-        passages = list(handbook["passages"][language])
-        asked = [(question, at) for question, at in handbook["questions"][language]]
-        about_handbook = len(asked)
-        page = list(paragraphs((HERE.parents[2] / "readme" / name).read_text("utf-8")))
-        for question, key in pages[language]:
-            right = [at for at, each in enumerate(page) if key in each]
-            if right:
-                asked.append((question, len(passages) + right[0]))
-            else:
-                print(f"no paragraph of {name} has {key!r}")
-        yield language, passages + page, asked, about_handbook
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Passages, questions about them, and the number of each question's passage."""
+
+    passages: list[str]
+    questions: list[str]
+    right: list[int]
+
+
+def handbook(language: str) -> Search:
+    """Return the questions about an employees' handbook."""
+    held_out = json.loads((HERE / "held_out_handbook.json").read_bytes())
+    questions, right = zip(*held_out["questions"][language], strict=True)
+    return Search(held_out["passages"][language], list(questions), list(right))
+
+
+def handbook_and_page(language: str) -> Search:
+    """Return the same, and questions about the plugin's page; all passages together."""
+    search = handbook(language)
+    page = list(paragraphs((HERE.parents[2] / "readme" / README[language]).read_text("utf-8")))
+    for question, key in json.loads((HERE / "held_out_pages.json").read_bytes())[language]:
+        right = [at for at, each in enumerate(page) if key in each]
+        if right:
+            search.questions.append(question)
+            search.right.append(len(search.passages) + right[0])
+        else:
+            print(f"no paragraph of {README[language]} has {key!r}")
+    search.passages.extend(page)
+    return search
 
 
 def triplets() -> Iterator[tuple[str, list[list[str]]]]:
@@ -175,7 +189,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--held-out", type=Path)
-    parser.add_argument("--cpu", action="store_true", help="a GPU compiles for every shape, which takes longer")
+    parser.add_argument(
+        "--cpu", action="store_true", help="a GPU compiles for every shape, which takes longer"
+    )
     arguments = parser.parse_args()
     if arguments.cpu:
         mx.set_default_device(mx.Device(mx.cpu))
@@ -185,26 +201,28 @@ def main() -> None:
         "trigrams": trigram_scorer,
         "BM25": bm25_scorer,
     }
-    for language, passages, asked, about_handbook in questions():
-        common = [_share_common(question, passages[at]) for question, at in asked]
-        few = [number for number, share in enumerate(common) if share < sorted(common)[len(common) // 2]]
+    for language in README:
+        search, about_handbook = handbook_and_page(language), len(handbook(language).questions)
+        common = [
+            _share_common(question, search.passages[at])
+            for question, at in zip(search.questions, search.right, strict=True)
+        ]
+        few = sorted(range(len(common)), key=common.__getitem__)[: len(common) // 2]
         groups = {
-            "": list(range(len(asked))),
-            "handbook ": list(range(about_handbook)),
-            "pages ": list(range(about_handbook, len(asked))),
+            "": range(len(common)),
+            "handbook ": range(about_handbook),
+            "page ": range(about_handbook, len(common)),
             "few common words ": few,
         }
-        print(
-            f"{language}: {len(asked)} questions, {about_handbook} of the handbook; {len(passages)} passages"
-        )
+        print(f"{language}: {len(common)} questions, {len(search.passages)} passages")
         for name, scorer in scorers.items():
-            scores = scorer([question for question, _ in asked], passages)
+            scores = scorer(search.questions, search.passages)
             parts = []
             for group, numbers in groups.items():
-                expected = [asked[number][1] for number in numbers]
-                found = [f"{recall(scores[numbers], expected, at):.2f}" for at in (1, 3, 5)]
+                expected = [search.right[number] for number in numbers]
+                found = [f"{recall(scores[list(numbers)], expected, at):.2f}" for at in (1, 3, 5)]
                 parts.append(f"{group}({len(numbers)}) {' '.join(found)}")
-            print(f"  {name:10}@1 @3 @5: " + ", ".join(parts))
+            print(f"  {name:10}@1 @3 @5: " + ", ".join(parts), flush=True)
     same: dict[str, list[str]] = {}
     for language, each in triplets():
         same[language] = [row[0] for row in each]
