@@ -30,6 +30,7 @@ from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.message_parts import REASONING_CONTENT
 from mlx_backend.conversation.template import for_template, tools_for_template
 from mlx_backend.conversation.tool_names import ToolNames
+from mlx_backend.conversation.tools import ToolSet
 from mlx_backend.engine.base import PromptStart
 from mlx_backend.errors import RequestError
 from mlx_backend.models.templates import variables_of
@@ -179,7 +180,7 @@ class ChatPrompts:
             size=size,
             take_over=partial(
                 self._replies.taken_over,
-                reading=Reading(request.owner, names.definitions(request.tools), names),
+                reading=Reading(request.owner, ToolSet(names.definitions(request.tools) or None), names),
             ),
         )
         if not conversation.is_continued:

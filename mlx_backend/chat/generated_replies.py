@@ -104,10 +104,10 @@ class _Reply:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Whose prompt it is, and how the replies in it are read: with these tools, under these names."""
+    """Whose prompt it is, and how the replies in it are read: with these tools, under the names for the model."""
 
     owner: str
-    tools: Sequence[Mapping[str, Any]]
+    tools: ToolSet
     names: ToolNames
 
 
@@ -267,7 +267,7 @@ class GeneratedReplies:
         for end in islice(self._end.finditer(text, at, limit), _MAX_ENDS):
             parser = ChannelParser(
                 self._dialect,
-                tools=reading.tools or None,
+                tools=reading.tools,
                 opens_in=opens_in,
                 special_tokens=self._special,
             )
@@ -276,7 +276,7 @@ class GeneratedReplies:
                 token = self._markers.ids.get(part, _NO_MARKER)
                 events += parser.feed(part if token >= 0 else unbroken(part, sentinel), token)
             events += parser.close()
-            if _is_same(reply.message, fold(reading.names.restored(events)), ToolSet(reading.tools)):
+            if _is_same(reply.message, fold(reading.names.restored(events)), reading):
                 reply.written = text[at : end.start()]
                 return end
         reply.unlike = unlike
@@ -333,14 +333,15 @@ def _as_generated(call: Mapping[str, Any], found: _Call | None, tools: ToolSet) 
     return {**call, "function": {**function, "arguments": found.arguments}}
 
 
-def _is_same(reply: Message, written: Message, tools: ToolSet) -> bool:
+def _is_same(reply: Message, written: Message, reading: Reading) -> bool:
     """Whether a message says what a reply said, no less and no more."""
     if len(reply.tool_calls) != len(written.tool_calls):
         return False
     for one, other in zip(reply.tool_calls, written.tool_calls, strict=True):
         if (one.name, one.complete) != (other.name, other.complete):
             return False
-        if not is_same_call(one.arguments, other.arguments, tools.parameters(one.name)):
+        schema = reading.tools.parameters(reading.names.for_model(one.name))
+        if not is_same_call(one.arguments, other.arguments, schema):
             return False
     said, read = ((m.reasoning.strip(), m.content.strip()) for m in (reply, written))
     if said == read:

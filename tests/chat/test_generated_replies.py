@@ -321,6 +321,19 @@ def test_calls_of_unknown_ids_are_as_the_client_writes_them() -> None:
         assert '{"path": "c"}' in each.prompt
 
 
+@pytest.mark.parametrize("name", ["edit", "edit<it"], ids=["as it is", "another to the model"])
+def test_defaults_are_known_where_calls_have_no_ids(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (each := think(qwen_xml(), XML_CALL)()).engine:
+        monkeypatch.setitem(EDIT["function"], "name", name)
+        message = each.called(XML_CALL.replace("=edit", f"={name.replace('<', '_')}"))
+        message = arguments(message, lambda had: {**had, "mode": "text"})
+        (call,) = message["tool_calls"]
+        assert call["function"]["name"] == name
+        each.send({**message, "tool_calls": [{**call, "id": "call_0"}]})
+        each.reply(each.reply_text)
+        assert each.unmatched() == 0
+
+
 def test_a_reply_that_a_stop_string_has_cut_is_as_it_was_shown() -> None:
     with (each := think(QWEN_JSON, JSON_CALL)()).engine:
         message, _ = each.reply("Well.\n</think>\n\nOne STOP two<|im_end|>", stop=("STOP",))

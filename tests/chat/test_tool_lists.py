@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import tracemalloc
 from typing import Any
 
 import pytest
 from chat_templates import QWEN_XML_MARKERS, qwen_xml
 from scripted_engine import ScriptedEngine
 
-from mlx_backend.chat.request import ChatRequest
+from mlx_backend.chat.request import ChatRequest, ToolChoice
 from mlx_backend.chat.service import Service
+from mlx_backend.chat.tool_lists import ToolLists
 from mlx_backend.engine.base import QueueClient
 
 
@@ -69,6 +73,44 @@ def test_other_tools_are_another_list(tools: list[dict[str, Any]]) -> None:
     with (scene := Scene()).engine, (fresh := Scene()).engine:
         scene.prompt(TOOLS)
         assert scene.prompt(tools) == fresh.prompt(tools)
+
+
+def test_the_arguments_of_a_strict_tool_have_the_order_of_its_schema() -> None:
+    lists = ToolLists()
+
+    def properties(tools: list[dict[str, Any]], *strict: str) -> list[str]:
+        choice = ToolChoice(strict=frozenset(strict))
+        request = lists.as_first_sent(ChatRequest(messages=[], tools=tools, tool_choice=choice))
+        (written,) = (each["function"] for each in request.tools if each["function"]["name"] == "write")
+        return list(written["parameters"]["properties"])
+
+    other = reordered(TOOLS[0])
+    assert properties(TOOLS) == properties([other, *TOOLS[1:]]) == ["path", "content"]
+    assert properties([other, *TOOLS[1:]], "write") == ["content", "path"]
+    assert properties([*TOOLS[1:], other], "write") == ["content", "path"]
+    assert properties(TOOLS, "write") == ["path", "content"]
+
+
+def test_lists_take_no_more_memory_than_is_counted() -> None:
+    lists = ToolLists()
+    nested: dict[str, Any] = {}
+    for _ in range(60):
+        nested = {"": nested}
+
+    def send(number: int) -> None:
+        tools = json.loads(json.dumps([tool(str(number), path=nested)]))
+        lists.as_first_sent(ChatRequest(messages=[], tools=tools))
+
+    send(0)
+    tracemalloc.start()
+    try:
+        counted = lists._lists.nbytes
+        for number in range(1, 200):
+            send(number)
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] <= lists._lists.nbytes - counted
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_order_is_each_clients_own() -> None:
