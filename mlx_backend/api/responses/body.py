@@ -131,7 +131,7 @@ class ResponsesBody(ConversationBody):
         """Return the items of `input`, each reference as what it refers to. Raises ApiError."""
         if isinstance(self.input, str):
             return [{"type": "message", "role": "user", "content": self.input}]
-        return list(resolved(self.input or [], lambda: store.items(owner)))
+        return list(resolved(self.input or [], lambda ids: store.items(ids, owner)))
 
     @property
     def wants_logprobs(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,16 +42,15 @@ class CreateResponse(StoreProtocol):
     def parse(self, body: bytes) -> CreateResponseCall:
         """Parse a request. Raises ApiError naming the field that is wrong."""
         written = with_extra_body(decode_json(body))
-        return CreateResponseCall(ResponsesBody.parse(written), written, self._store, len(body))
+        return CreateResponseCall(ResponsesBody.parse(written), written, self._store)
 
 
 @dataclass(frozen=True)
 class CreateResponseCall(BodyCall[ResponsesBody]):
-    """Implements `ReplyCall`. `written` is the body as the client wrote it, `nbytes` its length."""
+    """Implements `ReplyCall`. `written` is the body as the client wrote it"""
 
     written: Mapping[str, Any]
     store: ResponseStore
-    nbytes: int
 
     @property
     def stream(self) -> bool:
@@ -82,8 +80,7 @@ class CreateResponseCall(BodyCall[ResponsesBody]):
 
     def _store_response(self, response: dict[str, Any], parsed: ParsedRequest, owner: str) -> None:
         if self.body.store is not False:
-            nbytes = self.nbytes + len(json.dumps(response["output"], ensure_ascii=False))
-            self.store.put(response, parsed.items, parsed.previous, owner, nbytes)
+            self.store.put(response, parsed.items, parsed.previous, owner)
 
     def _head(self, service: Service, parsed: ParsedRequest, reply: Reply, summary: Any) -> dict[str, Any]:
         """Return the fields of the response object that say what was asked for."""

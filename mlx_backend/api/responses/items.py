@@ -21,7 +21,7 @@ from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.conversation.message_parts import REASONING_CONTENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence, Set
 
     from mlx_backend.images import ImageSource
 
@@ -131,14 +131,20 @@ class ItemConversation:
         return _unsupported(where, what)
 
 
-def resolved(items: Sequence[Any], stored: Callable[[], Mapping[str, Mapping[str, Any]]]) -> Iterator[Any]:
+def resolved(
+    items: Sequence[Any], stored: Callable[[Set[str]], Mapping[str, Mapping[str, Any]]]
+) -> Iterator[Any]:
     """Yield the items, each reference as what it refers to. Raises the ApiError for one that is not stored."""
-    known: Mapping[str, Mapping[str, Any]] | None = None
+    references = {
+        at: _text(item, "id", f"input[{at}]")
+        for at, item in enumerate(items)
+        if isinstance(item, Mapping) and item.get("type") == "item_reference"
+    }
+    known = stored(set(references.values())) if references else {}
     for at, item in enumerate(items):
-        if isinstance(item, Mapping) and item.get("type") == "item_reference":
+        if at in references:
             where = f"input[{at}]"
-            known = stored() if known is None else known
-            found = known.get(_text(item, "id", where))
+            found = known.get(references[at])
             if found is None:
                 raise refuse(
                     f"{where}.id: there is no item {excerpt(item['id'])} any more. Send the item itself.",

@@ -6,36 +6,53 @@ older than TIME_TO_LIVE is gone, and so is what was used longest ago where there
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.errors import ApiError
+from mlx_backend.api.json_text import body
 from mlx_backend.api.openai.base import OpenAIProtocol
 from mlx_backend.byte_cache import ByteCache, CacheBudget
 from mlx_backend.conversation.json_values import excerpt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence, Set
 
 MAX_BYTES = 128 << 20
-"""Of all that is stored, as JSON. One response may be half of it."""
+"""Of all that is stored. One response may be half of it."""
 TIME_TO_LIVE = 4 * 3600.0
 """Seconds."""
-_OBJECT_FACTOR = 3
-"""How much larger JSON is as objects, about."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response, with what the model was given and what it answered. `nbytes` are those of its whole conversation."""
+    """A response and what the model was given for it, as JSON: objects of many small values take 20 times as much.
 
-    response: Mapping[str, Any]
-    input: Sequence[Mapping[str, Any]]
+    `item_ids` are those of the items of both; `nbytes` are those of its whole conversation.
+    """
+
+    written: bytes
+    written_input: bytes
+    item_ids: frozenset[str]
     previous: StoredResponse | None
     owner: str
     expires: float
     nbytes: int
+
+    @property
+    def response(self) -> dict[str, Any]:
+        """The response object."""
+        response: dict[str, Any] = json.loads(self.written)
+        return response
+
+    @property
+    def input(self) -> list[dict[str, Any]]:
+        """The items of the request."""
+        items: list[dict[str, Any]] = json.loads(self.written_input)
+        return items
 
     def conversation(self) -> list[Any]:
         """Return all items up to the end of this response, in their order."""
@@ -60,12 +77,16 @@ class ResponseStore:
         given: Sequence[Mapping[str, Any]],
         previous: StoredResponse | None,
         owner: str,
-        nbytes: int,
     ) -> None:
-        """Store a response; `nbytes` are those of what it was given and of itself, as JSON."""
-        total = _OBJECT_FACTOR * nbytes + (previous.nbytes if previous is not None else 0)
+        """Store a response with the items that it was given."""
+        written, written_input = body(response), body(given)
+        ids = frozenset(
+            item["id"] for item in (*given, *response["output"]) if isinstance(item.get("id"), str)
+        )
+        nbytes = len(written) + len(written_input) + getsizeof(ids) + sum(map(getsizeof, ids))
+        total = nbytes + (previous.nbytes if previous is not None else 0)
         expires = self._clock() + TIME_TO_LIVE
-        stored = StoredResponse(response, given, previous, owner, expires, total)
+        stored = StoredResponse(written, written_input, ids, previous, owner, expires, total)
         self._responses.put(response["id"], stored, total)
 
     def get(self, identifier: str, owner: str, *, field: str = "response_id") -> StoredResponse:
@@ -90,20 +111,17 @@ class ResponseStore:
         self.get(identifier, owner)
         self._responses.drop(identifier)
 
-    def items(self, owner: str) -> dict[str, Mapping[str, Any]]:
-        """Return the items of this client's responses by their ids; of two with one id the newer."""
+    def items(self, identifiers: Set[str], owner: str) -> dict[str, Mapping[str, Any]]:
+        """Return those of this client's items that have these ids; of two with one id the newer."""
         return {
             item["id"]: item
             for stored in self._responses.values()
-            if stored.owner == owner and stored.expires >= self._clock()
-            for item in _items(stored)
-            if isinstance(item.get("id"), str)
+            if stored.owner == owner
+            and stored.expires >= self._clock()
+            and not identifiers.isdisjoint(stored.item_ids)
+            for item in (*stored.response["output"], *stored.input)
+            if isinstance(item.get("id"), str) and item["id"] in identifiers
         }
-
-
-def _items(stored: StoredResponse) -> Iterator[Mapping[str, Any]]:
-    yield from stored.response["output"]
-    yield from stored.input
 
 
 class StoreProtocol(OpenAIProtocol):

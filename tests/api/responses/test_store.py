@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,10 +27,9 @@ def put(
     name: str,
     owner: str = "a",
     previous: StoredResponse | None = None,
-    nbytes: int = 100,
 ) -> None:
     response: dict[str, Any] = {"id": name, "output": [{"type": "message", "id": f"msg_{name}"}]}
-    store.put(response, [{"role": "user", "content": name}], previous, owner, nbytes)
+    store.put(response, [{"role": "user", "content": name}], previous, owner)
 
 
 def has(store: ResponseStore, name: str, owner: str = "a") -> bool:
@@ -45,8 +45,8 @@ def test_a_response_is_its_own_clients_alone() -> None:
     put(store, "r1")
     assert has(store, "r1")
     assert not has(store, "r1", owner="b")
-    assert "msg_r1" in store.items("a")
-    assert "msg_r1" not in store.items("b")
+    assert "msg_r1" in store.items({"msg_r1"}, "a")
+    assert "msg_r1" not in store.items({"msg_r1"}, "b")
     with pytest.raises(ApiError):
         store.delete("r1", "b")
     assert has(store, "r1")
@@ -63,7 +63,9 @@ def test_a_response_is_gone_after_its_time() -> None:
 
 
 def test_what_was_used_longest_ago_makes_room() -> None:
-    store = ResponseStore(max_bytes=2_000)  # 1,000 for one cache
+    store = ResponseStore()
+    put(store, "r0")
+    store = ResponseStore(max_bytes=7 * store.get("r0", "a").nbytes)  # half of it for one cache
     for name in ("r1", "r2", "r3"):
         put(store, name)
     assert has(store, "r1")
@@ -72,10 +74,24 @@ def test_what_was_used_longest_ago_makes_room() -> None:
 
 
 def test_a_conversation_outlives_its_first_response() -> None:
-    store = ResponseStore(max_bytes=2_000)
+    store = ResponseStore()
     put(store, "r1")
     put(store, "r2", previous=store.get("r1", "a"))
+    first = store.get("r1", "a").nbytes
     store.delete("r1", "a")
     items = store.get("r2", "a").conversation()
     assert [item.get("content") or item["id"] for item in items] == ["r1", "msg_r1", "r2", "msg_r2"]
-    assert store.get("r2", "a").nbytes == 600, "what it refers to is counted"
+    assert store.get("r2", "a").nbytes == 2 * first, "what it refers to is counted"
+
+
+@pytest.mark.parametrize("item", [{}, {"type": "message", "id": "x"}, {"content": [{}] * 9}])
+def test_what_is_held_in_memory_is_what_is_counted_however_small_the_values(item: dict[str, Any]) -> None:
+    given = [{**item, "id": f"{number}"} if "id" in item else dict(item) for number in range(20_000)]
+    store = ResponseStore()
+    tracemalloc.start()
+    try:
+        store.put({"id": "r1", "output": []}, given, None, "a")
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1.2 * store.get("r1", "a").nbytes + 10_000
