@@ -146,8 +146,11 @@ class BlockConversation:
                 return self._definition(self._known_name(tool, "name", where))
 
     def _definition(self, name: str) -> str:
-        self.defined.add(name)
+        """Return that a tool can be called; its definition once, or a short body would be a text of any length."""
         self.removed.discard(name)
+        if name in self.defined:
+            return f"This tool can be called now: {name}"
+        self.defined.add(name)
         definition = json.dumps(self.tools[name]["function"], ensure_ascii=False)
         return f"This tool can be called now: {definition}"
 

@@ -344,6 +344,14 @@ def test_a_system_message_adds_a_tool_and_removes_it(
     assert offered(USER, added, changes(removal)) == "lookup."
 
 
+def test_a_tool_is_defined_once_however_often_it_is_named(client: Client, prompts: list[str]) -> None:
+    tools = [LOOKUP, {**WEATHER, "defer_loading": True}]
+    added, removed = ({"type": f"tool_{what}", "tool": NAMED} for what in ("addition", "removal"))
+    created(client, USER, changes(added, added), changes(removed), changes(added), tools=tools)
+    assert prompts[-1].count('"The weather"') == 1
+    assert prompts[-1].count("This tool can be called now: ") == 3
+
+
 def test_a_system_message_that_is_for_one_turn_is_gone_in_the_next(
     client: Client, prompts: list[str]
 ) -> None:
