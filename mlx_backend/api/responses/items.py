@@ -134,20 +134,30 @@ class ItemConversation:
 def resolved(
     items: Sequence[Any], stored: Callable[[Set[str]], Mapping[str, Mapping[str, Any]]]
 ) -> Iterator[Any]:
-    """Yield the items, each reference as what it refers to. Raises the ApiError for one that is not stored."""
+    """Yield the items, each reference as what it refers to.
+
+    Raises the ApiError for one that is not stored, or that comes twice: a short body would be a text of any length.
+    """
     references = {
         at: _text(item, "id", f"input[{at}]")
         for at, item in enumerate(items)
         if isinstance(item, Mapping) and item.get("type") == "item_reference"
     }
     known = stored(set(references.values())) if references else {}
+    used: set[str] = set()
     for at, item in enumerate(items):
         if at in references:
-            where = f"input[{at}]"
-            found = known.get(references[at])
+            where, identifier = f"input[{at}]", references[at]
+            if identifier in used:
+                raise refuse(
+                    f"{where}.id: the item {excerpt(identifier)} is referred to twice. Send each reference once.",
+                    f"{where}.id",
+                )
+            used.add(identifier)
+            found = known.get(identifier)
             if found is None:
                 raise refuse(
-                    f"{where}.id: there is no item {excerpt(item['id'])} any more. Send the item itself.",
+                    f"{where}.id: there is no item {excerpt(identifier)} any more. Send the item itself.",
                     f"{where}.id",
                     "item_not_found",
                 )

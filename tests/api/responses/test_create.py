@@ -287,6 +287,14 @@ def test_an_item_reference_is_the_item(client: Client, prompts: Prompts) -> None
     assert "The capital is Paris." in prompts[-1]
 
 
+def test_an_item_is_referred_to_once(client: Client) -> None:
+    [_, message] = created(client)["output"]
+    reference = {"type": "item_reference", "id": message["id"]}
+    refused = client.post(PATH, json={"input": [reference, {"role": "user", "content": "x"}, reference]})
+    assert refused.status_code == 400
+    assert refused.get_json()["error"]["param"] == "input[2].id"
+
+
 def test_the_tokens_of_a_prompt_are_counted(client: Client) -> None:
     counted = client.post(f"{PATH}/input_tokens", json={"input": HISTORY, "tools": [WEATHER]}).get_json()
     assert counted["object"] == "response.input_tokens"
