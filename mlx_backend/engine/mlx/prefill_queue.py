@@ -7,7 +7,7 @@ are here at a time (`room`): one of any length, whose turn it is, and others tha
 Chunks go in turn to the prompt that was admitted first and to the one of which least remains; prompts that can be
 completed with the rest of a chunk share it, and one that will find more in the prefix cache after another waits for
 that. How long a chunk is, and whether replies wait for one at all, prefill_pacer.py decides; a few tokens, as of a
-prompt that was cached but for its end, are prefilled at once.
+prompt that was cached but for its end, are prefilled at once, whatever else is.
 
 Knows nothing of replies.
 """
@@ -197,7 +197,6 @@ class PrefillQueue:
         jobs = self._in_turn()
         request = jobs[0].sequence.request
         others_wait = decoding_priority is not None and decoding_priority <= request.priority
-        shares: list[tuple[PrefillJob, int]] = []
         # Not the ends of long ones, which take from the credit.
         few = [
             job
@@ -209,15 +208,14 @@ class PrefillQueue:
             self.pacer.note_waiting(others[0].number, self._max_remaining(others[0]))
         else:
             self.pacer.note_waiting(None)
-        if not self.pacer.may_prefill:
-            shares = self._complete([], few, RUN_OVERHEAD)
-        if not shares:
-            if others_wait and not self.pacer.may_prefill:
-                return PrefillStep([], [])
-            shares = self._share_chunk(jobs, others_wait=others_wait or len(self.jobs) > 1)
+        shares = self._complete([], few, RUN_OVERHEAD)
+        if self.pacer.may_prefill or not (shares or others_wait):
+            shares = self._share_chunk(jobs, shares, others_wait=others_wait or len(self.jobs) > 1)
             self._serves_shortest = not self._serves_shortest
             if others_wait or decoding_priority is None:
                 self.pacer.spend()
+        if not shares:
+            return PrefillStep([], [])
         first, _ = shares[0]
         self._prefix_store.evict_to_fit(first.num_prefilled, sum(share for _, share in shares))
         ends = [(job, job.sequence.images.whole_end(job.num_prefilled + share)) for job, share in shares]
@@ -412,19 +410,26 @@ class PrefillQueue:
             )
         return [first, *(job for job in self.jobs if job is not first)]
 
-    def _share_chunk(self, jobs: Sequence[PrefillJob], *, others_wait: bool) -> list[tuple[PrefillJob, int]]:
-        """Share a chunk out; return the jobs that get some of it, and how many tokens.
+    def _share_chunk(
+        self, jobs: Sequence[PrefillJob], few: list[tuple[PrefillJob, int]], *, others_wait: bool
+    ) -> list[tuple[PrefillJob, int]]:
+        """Share a chunk out; return the jobs that get some of it, and how many tokens, with the `few` that do anyway.
 
         The first job gets all that it needs, or half of the chunk if others can be completed with the other half.
         """
-        first, *others = jobs
+        chosen = [job for job, _ in few]
+        rest = [job for job in jobs if job not in chosen]
+        scored = {each.sequence.needs_prompt_logprobs for each in (*chosen, *rest[:1])}
+        if not rest or len(scored) > 1:
+            return few
+        first, *others = rest
         share = self._look_up(first)
         budget = self._chunk_size(first, 1.0, others_wait=others_wait)
         if share > budget:
             half = self._chunk_size(first, 0.5, others_wait=others_wait)
             others = [other for other in others if self._max_remaining(other) <= budget - half]
             share = half if others else budget
-        return self._complete([(first, share)], others, budget - share)
+        return self._complete([(first, share), *few], others, budget - share)
 
     def _complete(
         self, shares: list[tuple[PrefillJob, int]], jobs: Sequence[PrefillJob], budget: int
