@@ -129,3 +129,15 @@ def test_a_model_says_which_efforts_and_formats_clients_may_offer(client: Anthro
     assert can.thinking.types.adaptive.supported
     assert can.structured_outputs.supported
     assert not can.image_input.supported
+
+
+def test_the_tool_runner_sends_all_of_the_conversation_where_none_is_stored(client: Anthropic) -> None:
+    def get_weather(city: str) -> str:
+        """The weather in a city."""
+        return f"-3 C in {city}"
+
+    runner: Any = client.beta.messages.tool_runner(
+        model=MODEL_NAME, max_tokens=1000, messages=[QUESTION], tools=[anthropic.beta_tool(get_weather)]
+    )
+    messages = list(runner)
+    assert messages[-1].content[-1].text.startswith("The weather in Oslo: -3 C")  # knows the question

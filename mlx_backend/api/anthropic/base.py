@@ -9,6 +9,7 @@ from mlx_backend.api.anthropic.objects import AnthropicError
 from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED
 
 if TYPE_CHECKING:
+    from mlx_backend.api.anthropic.objects import AnthropicErrorFields
     from mlx_backend.api.errors import ApiError
 
 VERSION_HEADER = "anthropic-version"
@@ -44,7 +45,11 @@ def error_object(error: ApiError) -> AnthropicError:
         message = f"prompt is too long: {tokens} tokens > {most} maximum. {message}"
     status = status_of(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    written: AnthropicErrorFields = {"type": kind, "message": message}
+    if error.param == "thread":
+        # By this a client knows that it has to send all of the conversation itself, and asks again.
+        written["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": written}
 
 
 class AnthropicProtocol:

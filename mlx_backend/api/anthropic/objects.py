@@ -29,6 +29,7 @@ class AnthropicErrorFields(TypedDict):
 
     type: str
     message: str
+    details: NotRequired[dict[str, Any]]
 
 
 class AnthropicError(TypedDict):
