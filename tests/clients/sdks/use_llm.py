@@ -37,7 +37,14 @@ class Llm:
 
     def __call__(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "llm", *arguments]
-        ended = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            command,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert ended.returncode == 0, ended.stderr
         return ended.stdout.strip()
 
