@@ -9,6 +9,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 DATES = {
+    "mlx_backend/api/ollama/models.py": "`expires_at` of a model in memory",
+    "mlx_backend/api/ollama/replies.py": "`created_at` of a reply",
+    "mlx_backend/api/ollama/stream.py": "`created_at` of a line",
     "mlx_backend/api/openai/stream.py": "`created` of a reply",
     "mlx_backend/models/folders.py": "whether a file was changed just now, by its date",
     "mlx_backend/server/app.py": "`created` of the models",
