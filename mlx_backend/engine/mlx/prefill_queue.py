@@ -419,10 +419,13 @@ class PrefillQueue:
         """
         chosen = [job for job, _ in few]
         rest = [job for job in jobs if job not in chosen]
-        scored = {each.sequence.needs_prompt_logprobs for each in (*chosen, *rest[:1])}
-        if not rest or len(scored) > 1:
+        if not rest:
             return few
         first, *others = rest
+        if {job.sequence.needs_prompt_logprobs for job in (first, *chosen)} == {False, True}:
+            if self._serves_shortest:  # they cannot run together, and have steps in turn
+                return few
+            few = []
         share = self._look_up(first)
         budget = self._chunk_size(first, 1.0, others_wait=others_wait)
         if share > budget:

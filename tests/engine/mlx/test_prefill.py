@@ -227,6 +227,19 @@ def test_a_few_tokens_do_not_wait_for_prompts_that_came_before(models: dict[str,
     assert 2 not in first
 
 
+def test_short_prompts_that_keep_coming_do_not_hold_up_one_whose_log_probabilities_are_wanted(
+    models: dict[str, Path], watched: Any
+) -> None:
+    batch = watched(models["windowed"], cache_bytes=0)
+    batch.prefill_queue.pacer = PrefillPacer(64)
+    batch.insert(0, request_for(prompt(0, 200), prompt_logprobs=1))
+    first: dict[int, Any] = {}
+    for key in range(1, 13):
+        batch.insert(key, request_for(prompt(key, 10)))
+        first |= batch.take(1)
+    assert {0, 1, 2, 3} <= {*first}
+
+
 @pytest.mark.parametrize(("priority", "chunk"), [(1, 64), (0, 256), (-1, 256)])
 def test_a_prompt_that_others_should_precede_is_prefilled_in_small_chunks(
     models: dict[str, Path], watched: Any, priority: int, chunk: int
