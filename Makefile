@@ -56,7 +56,7 @@ demo: $(VENV)/.vision ## server, models and plugin together, driven as Dify driv
 
 test: $(VENV)/.ready-dev check ## the checks, and all tests except those on Dify's workflow engine and with real clients
 	$(RUN) -m pytest tests --ignore=tests/provider --ignore=tests/graphon --ignore=tests/clients -n auto --maxprocesses 4 --dist loadfile $(ARGS)
-	$(RUN) -m pytest tests/provider $(ARGS)
+	$(RUN) -m pytest tests/provider -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-dify: $(VENV_DIFY)/.ready $(VENV)/.ready-dev ## chatflows on Dify's own workflow engine (installs it: 55 MB)
 	$(RUN) -m pytest tests/graphon $(ARGS)

@@ -8,24 +8,12 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 
+from raw_server import at_an_unused_port
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 CHAT = "/v1/chat/completions"
-
-
-_used_ports: set[int] = set()
-
-
-def at_an_unused_port[Server: socketserver.TCPServer](make: Callable[[], Server]) -> Server:
-    """Make a server at a port that none of these had before: a plugin remembers what answered at an address."""
-    held: list[Server] = []
-    while (server := make()).server_address[1] in _used_ports:
-        held.append(server)
-    for each in held:
-        each.server_close()
-    _used_ports.add(server.server_address[1])
-    return server
 
 
 def listed(*models: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +87,7 @@ class FakeServer:
                 self.end_headers()
                 self.wfile.write(data)
 
-        self._server = at_an_unused_port(lambda: ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        self._server = at_an_unused_port(lambda address: ThreadingHTTPServer(address, Handler))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     @property
@@ -127,7 +115,7 @@ class CannedServer:
                 self.request.recv(65_536)
                 self.request.sendall(answer)
 
-        self._server = at_an_unused_port(lambda: socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler))
+        self._server = at_an_unused_port(lambda address: socketserver.ThreadingTCPServer(address, Handler))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     @property

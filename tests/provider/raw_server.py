@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import socket
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 TLS_HANDSHAKE = 0x16
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+
+_PORTS = itertools.cycle(range(20_000 + os.getpid() % 4_000, 32_000))
+"""Ports that no system hands out by itself, each taken once in a run of the tests."""
+
+
+def at_an_unused_port[Server](make: Callable[[tuple[str, int]], Server]) -> Server:
+    """Make a server at a port that no server had before: a plugin remembers what answered at an address."""
+    while True:
+        try:
+            return make(("127.0.0.1", next(_PORTS)))
+        except OSError:
+            continue
 
 
 def status(line: str, body: bytes = b"", *headers: str) -> bytes:
@@ -39,7 +53,7 @@ class RawServer:
     def __init__(self, *answers: Sequence[bytes | None], chats_only: bool = False) -> None:
         self._chats_only = chats_only
         self._answers = answers
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = at_an_unused_port(socket.create_server)
         self.requests: list[bytes] = []
         self.left = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)

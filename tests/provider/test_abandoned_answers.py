@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 from daemon import PluginError, PluginProcess
 from dify_view import assistant, text_of, user
-from raw_server import DONE, STREAM, event, read_request, status
+from raw_server import DONE, STREAM, at_an_unused_port, event, read_request, status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,7 @@ class ChatServer:
     """Answers chats as the test says: `next` is the next one that has come."""
 
     def __init__(self) -> None:
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = at_an_unused_port(socket.create_server)
         self._streams: queue.Queue[Stream] = queue.Queue()
         self._connections: list[socket.socket] = []
         self._thread = threading.Thread(target=self._serve, daemon=True)

@@ -15,7 +15,7 @@ from conftest import ROOT
 from daemon import PluginError
 from dify_view import user
 from fake_servers import mlx_backend
-from raw_server import RawServer
+from raw_server import RawServer, at_an_unused_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +118,7 @@ class Causes:
         return self.ask_stub(json.dumps({"error": error}), status=status, type="application/json")
 
     def ask_silence(self) -> str:
-        with socket.create_server(("127.0.0.1", 0)) as listener:  # who connects is never accepted
+        with at_an_unused_port(socket.create_server) as listener:  # who connects is never accepted
             return self.ask(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout="0.5")
 
     def ask_closed_door(self) -> str:

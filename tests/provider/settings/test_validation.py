@@ -14,7 +14,7 @@ import pytest
 from conftest import listening
 from daemon import PluginError
 from fake_servers import CannedServer, FakeServer, listed, lm_studio, mlx_backend, mlx_lm, ollama
-from raw_server import status
+from raw_server import at_an_unused_port, status
 
 from dify_mlx_provider.servers.mlx_backend import incompatibility
 from dify_mlx_provider.upstream.errors import unknown_host
@@ -137,7 +137,7 @@ def encrypted(tmp_path: Path) -> Iterator[str]:
         def handle_error(self, request: Any, address: Any) -> None:
             pass
 
-    with Server(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+    with at_an_unused_port(lambda address: Server(address, BaseHTTPRequestHandler)) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield f"127.0.0.1:{server.server_port}"
