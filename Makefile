@@ -138,8 +138,8 @@ mac-report: $(VENV)/.ready ## try the server on this machine, and write one file
 models: $(VENV)/.ready ## write the files of the predefined models from their table
 	@$(RUN) -m dify_mlx_provider.packaging.predefined
 
-docs: $(VENV)/.ready-dev ## write the references of settings, model families and API keys into docs/
-	@$(RUN) -m mlx_backend.commands.reference docs/settings.md docs/families.md docs/shared-server.md
+docs: $(VENV)/.ready-dev ## write the references of settings, clients and others into docs/
+	@$(RUN) -m mlx_backend.commands.reference docs/settings.md docs/families.md docs/shared-server.md docs/clients.md
 
 lock: $(VENV)/.ready-dev ## write requirements.lock anew (ARGS=--upgrade: with the newest versions)
 	$(RUN) .ci/lock.py $(ARGS)

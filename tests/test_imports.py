@@ -107,7 +107,7 @@ FLOORS = [
     ["dify_mlx_provider.servers"],
     ["dify_mlx_provider.upstream"],
     ["mlx_backend.conversation"],
-    ["mlx_backend.preparation", "mlx_backend.byte_cache", "mlx_backend.common_prefix"],
+    ["mlx_backend.preparation", "mlx_backend.byte_cache", "mlx_backend.common_prefix", "mlx_backend.clients"],
     ["mlx_backend.errors"],
     ["mlx_backend", "dify_mlx_provider"],
 ]

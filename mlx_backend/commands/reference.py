@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.reply_fields import ALIASES
+from mlx_backend.clients import CLIENTS, ServerAccess
 from mlx_backend.commands.options import GROUPS, default_in_words, options_by_group
 from mlx_backend.constraints import can_require_calls
 from mlx_backend.conversation.dialects import DIALECTS
@@ -24,10 +25,15 @@ from mlx_backend.settings import ReplySettings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from mlx_backend.clients import ClientSetup
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.declaration import Setting
 
 _BEGIN, _END = "<!-- {}:begin -->", "<!-- {}:end -->"
+
+_EXAMPLE = ServerAccess()
+# tests/e2e runs blocks of these languages as what they are elsewhere in docs/: models files and requests.
+_FENCES = {"toml": "ini", "json": "jsonc"}
 
 _INTRODUCTIONS = {
     "model": "For the model that `--model` names. In the models file they are keys of the model's own table.",
@@ -68,22 +74,69 @@ def keys_reference() -> str:
     return _table(("key", "value", "default", "what it does"), rows) + "\n"
 
 
+def clients_reference() -> str:
+    """Return a table of the clients that are programs, and a section for each with what to set in it."""
+    head = ("client", "`connect`", "version", "API", "what was tried", "seen before")
+    programs = {name: client for name, client in CLIENTS.items() if client.kind != "sdk"}
+    parts = [_table(head, (_client_row(name, client) for name, client in programs.items()))]
+    return "\n\n".join([*parts, *map(_client_section, programs.values())]) + "\n"
+
+
+def sdks_reference() -> str:
+    """Return a table of SDKs: of each the line that says where the server is."""
+    rows = []
+    for name, client in CLIENTS.items():
+        if client.kind == "sdk":
+            [snippet] = client.snippets
+            code = "below" if client.about else _code(snippet.filled(_EXAMPLE).rstrip().rpartition("\n")[2])
+            title = f"{client.title} {client.version}".rstrip()
+            rows.append((title, f"`{name}`", code, client.remarks(_EXAMPLE)))
+    sections = [
+        _client_section(client) for client in CLIENTS.values() if client.kind == "sdk" and client.about
+    ]
+    table = _table(("SDK", "`connect`", "what to set", "what to know"), rows)
+    return "\n\n".join([table, *sections]) + "\n"
+
+
+def _client_row(name: str, client: ClientSetup) -> tuple[str, ...]:
+    anchor = re.sub(r"[^a-z0-9 -]", "", client.title.lower()).replace(" ", "-")
+    title = f"[{client.title}]({client.page or f'#{anchor}'})"
+    return title, f"`{name}`", client.version, client.apis, client.tried, client.seen_before
+
+
+def _client_section(client: ClientSetup) -> str:
+    level = "###" if client.kind == "sdk" else "##"
+    parts = [f"{level} {client.title}", client.description(_EXAMPLE)]
+    for snippet in client.snippets:
+        if snippet.file:
+            parts.append(f"In `{snippet.file}`:")
+        fence = _FENCES.get(snippet.language, snippet.language)
+        parts.append(f"```{fence}\n{snippet.filled(_EXAMPLE)}```")
+    parts.append("" if client.kind == "sdk" else client.remarks(_EXAMPLE))
+    return "\n\n".join(filter(None, parts))
+
+
 REFERENCES: Mapping[str, Callable[[], str]] = {
     "settings": settings_reference,
     "families": families_reference,
     "keys": keys_reference,
+    "clients": clients_reference,
+    "sdks": sdks_reference,
 }
 
 
 def replace_reference(page: str) -> str:
-    """Return a page with the reference of now between its markers. Raises ValueError if it has none."""
+    """Return a page with the references of now between their markers. Raises ValueError if it has none."""
+    has_any = False
     for name, render in REFERENCES.items():
         begin, end = _BEGIN.format(name), _END.format(name)
         before, found, rest = page.partition(begin)
         _, closed, after = rest.partition(end)
         if found and closed:
-            return f"{before}{begin}\n\n{render()}\n{end}{after}"
-    raise ValueError(f"The page has no {_BEGIN.format('NAME')} and {_END.format('NAME')}.")
+            has_any, page = True, f"{before}{begin}\n\n{render()}\n{end}{after}"
+    if not has_any:
+        raise ValueError(f"The page has no {_BEGIN.format('NAME')} and {_END.format('NAME')}.")
+    return page
 
 
 def _family_row(dialect: Dialect) -> tuple[str, ...]:
