@@ -1,43 +1,147 @@
 """The command line: finds the command and runs it. What a command does is in `commands/`, one module each.
 
-Importing this loads nothing heavy, and neither does importing a command: MLX comes with the first model.
+A command's module has `configure(parser)`, which adds its options, and `run(arguments)`, which returns its exit status
+or raises `CommandError`. Importing this loads nothing heavy, and neither does importing a command: MLX comes with the
+first model, and what draws on a terminal with the first thing that is drawn.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
+import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mlx_backend import __version__
+from mlx_backend.commands.errors import WRONG_USAGE, CommandError, exit_codes
 from mlx_backend.commands.stop_signals import ended_by_interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-COMMANDS = ("serve", "parse", "sanitise", "render")
+PROGRAM = "mlx-backend"
+
+
+class Command(NamedTuple):
+    """One command: what it does in a line, under which heading it is listed, and what else it is called."""
+
+    help: str
+    group: str
+    aliases: tuple[str, ...] = ()
+
+
+_SERVE, _MODELS, _SERVER, _CHECK = "Use a model", "Models on this machine", "A running server", "Look closer"
+
+COMMANDS: Mapping[str, Command] = {
+    "serve": Command("serve a model with an OpenAI-compatible API (without a command, too)", _SERVE),
+    "parse": Command("show what a model's raw output means", _CHECK),
+    "sanitise": Command("show what the chat template would get for a posted history", _CHECK),
+    "render": Command("show the prompt that a model would get for a chat request", _CHECK),
+}
+"""Every command, in the order in which they are listed; the module of one has its name, under commands/."""
+
+_NAMES = {name: command for command, (_, _, aliases) in COMMANDS.items() for name in (command, *aliases)} | {
+    "help": "help",
+    "version": "version",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Without a command it is `serve`."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["--version"]:
-        print(f"mlx-backend {__version__}")
-        return 0
-    with ended_by_interrupts():
-        arguments = _parse(words)
-    status: int = arguments.run(arguments)
-    return status
+    match words:
+        case ["--version" | "-V" | "version"]:
+            print(f"{PROGRAM} {__version__}")
+            return 0
+        case ["help" | "--help" | "-h"]:
+            print(overview())
+            return 0
+        case ["help", command, *_]:
+            words = [command, "--help"]
+    arguments = None
+    try:
+        with ended_by_interrupts():
+            arguments = _parse(words)
+        status: int = arguments.run(arguments)
+        return status
+    except CommandError as error:
+        error.show(as_json=getattr(arguments, "json", False))
+        return error.status
+    except KeyboardInterrupt:
+        return 130
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="mlx-backend")
-    if words and words[0] not in COMMANDS and not words[0].startswith("-"):
-        known = ", ".join(COMMANDS)
-        parser.error(f"unknown command {words[0]!r} (choose from {known}; without a command it is serve)")
-    if not words or words[0] not in COMMANDS:
-        words.insert(0, "serve")
-    commands = parser.add_subparsers()
-    importlib.import_module(f"mlx_backend.commands.{words[0]}").add_parser(commands)
-    return parser.parse_args(words)
+    if words and not words[0].startswith("-"):
+        name, *rest = words
+        if name not in _NAMES:
+            raise CommandError(_unknown_command(name), status=WRONG_USAGE)
+    else:
+        name, rest = "serve", words
+    return command_parser(_NAMES[name]).parse_args(rest)
+
+
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of one command's options."""
+    parser = CommandParser(prog=f"{PROGRAM} {name}", description=f"{COMMANDS[name].help.capitalize()}.")
+    module = importlib.import_module(f"mlx_backend.commands.{name}")
+    parser.set_defaults(run=module.run, refuse=parser.error)
+    module.configure(parser)
+    return parser
+
+
+def overview() -> str:
+    """Return what `mlx-backend help` shows."""
+    lines = [f"usage: {PROGRAM} [command] [option …]"]
+    for group in dict.fromkeys(command.group for command in COMMANDS.values()):
+        lines += ["", f"{group}:"]
+        for name, command in COMMANDS.items():
+            if command.group == group:
+                lines.append(f"  {', '.join((name, *command.aliases)):<12}{command.help}")
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"`{PROGRAM} help COMMAND` shows a command's options, `{PROGRAM} --version` the version.",
+            f"Exit codes: {exit_codes()}.",
+        ]
+    )
+
+
+def _unknown_command(name: str) -> str:
+    if "/" in name or ":" in name:
+        return (
+            f"unknown command {name!r}. A model comes after a command: `{PROGRAM} serve {name}`, for instance"
+        )
+    return f"unknown command {name!r}{did_you_mean(name, _NAMES)}; `{PROGRAM} help` lists them all"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question that names what resembles a misspelt name; empty if nothing does."""
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that takes no abbreviations, and says of an option that there is not which one was perhaps meant."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", lambda prog: argparse.HelpFormatter(prog, max_help_position=34))
+        super().__init__(**options, allow_abbrev=False)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as the base class does, and refuse what is left over by name."""
+        parsed, rest = self.parse_known_args(args, namespace)
+        if rest:
+            word = rest[0].partition("=")[0]
+            if not word.startswith("-"):
+                self.error(f"there is nothing for {rest[0]!r} to be; the options are in --help")
+            known = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", self.format_help()))
+            self.error(f"unknown option {word}{did_you_mean(word, known)}")
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the command line, and end with its exit status."""
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}\n")

@@ -64,12 +64,10 @@ class RawOutput:
     opens_in: Channel | None = None
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the command line."""
-    parser = subparsers.add_parser(
-        "parse",
-        help="show what a model's raw output means",
-        description="Read a model's raw output on standard input; print reasoning, content and tool calls.",
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Read a model's raw output on standard input; print reasoning, content and tool calls."
     )
     parser.add_argument("--dialect", help="how the model writes (default: harmony); --list names them all")
     parser.add_argument(
@@ -92,7 +90,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         choices=("text", "tokens"),
         help="with --jsonl: read raw_text or the tokens (default: the tokens, where a line has them)",
     )
-    parser.set_defaults(run=run, refuse=parser.error)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -34,12 +34,10 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import Tokenizer
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command and its options."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "render",
-        help="show the prompt that a model would get for a chat request",
-        description="Read a chat request as JSON on standard input; print the prompt, and the effort that is told.",
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Read a chat request as JSON on standard input; print the prompt, and the effort that is told."
     )
     model = parser.add_mutually_exclusive_group()
     model.add_argument(
@@ -49,7 +47,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--jsonl", action="store_true", help="read one request a line, print one result a line"
     )
-    parser.set_defaults(run=run, refuse=parser.error)
 
 
 def run(arguments: argparse.Namespace) -> int:

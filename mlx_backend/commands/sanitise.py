@@ -33,12 +33,10 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.effort import EffortScale
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command and its options."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "sanitise",
-        help="show what the chat template would get for a posted history",
-        description="Read a chat request as JSON on standard input; print the messages a chat template would get.",
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Read a chat request as JSON on standard input; print the messages a chat template would get."
     )
     parser.add_argument(
         "--jsonl", action="store_true", help="read one request a line, print one result a line"
@@ -47,7 +45,6 @@ def add_parser(subparsers: Any) -> None:
         "--template", type=Path, metavar="FILE", help="the model's chat template (default: gpt-oss's)"
     )
     parser.add_argument("--canonical", action="store_true", help="print OpenAI's form, before any template")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,6 @@ running replies some time to finish, then stop and join the engines' threads.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 import threading
@@ -34,6 +33,7 @@ from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.errors import ConfigurationError, ModelError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
     from mlx_backend.device import Device
@@ -60,21 +60,15 @@ LOADING_STOP_SECONDS = 1.0
 """Seconds for stopping, after the time for running replies. A load cannot be interrupted, and keeps nothing."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command and its options."""
-    parser = subparsers.add_parser(
-        "serve",
-        usage="mlx-backend [serve] [option …]",
-        description="Serve reasoning models on MLX with an OpenAI-compatible API. "
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.usage = "mlx-backend [serve] [option …]"
+    parser.description = (
+        "Serve reasoning models on MLX with an OpenAI-compatible API. "
         f"Every option has an environment variable that sets it too: {variable_of('--max-tokens')} for "
         "--max-tokens, with true or false for an option without a value, and with commas between the values of a "
-        "repeatable one. An option wins over its variable, the models file over both, a request over all.",
-        epilog="Other commands: `mlx-backend parse` shows how a model's raw output is parsed, `mlx-backend sanitise` "
-        "how a history is cleaned before a model gets it, `mlx-backend render` the prompt that a model gets; "
-        "`mlx-backend --version` prints the version.",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34),
+        "repeatable one. An option wins over its variable, the models file over both, a request over all."
     )
-    parser.set_defaults(run=run)
     add_options(parser)
 
 

@@ -1,0 +1,170 @@
+"""A server of ours that is running: where it is, and how a command speaks to it.
+
+Its address is that of --url, or what the variables of `serve` say ($MLX_BACKEND_HOST, $MLX_BACKEND_PORT), else the
+default one; its key that of --key or $MLX_BACKEND_API_KEY. Knows JSON over HTTP, and no route's meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from mlx_backend.commands.errors import NO_SERVER, CommandError
+from mlx_backend.declaration import VARIABLE_PREFIX, variable_of
+from mlx_backend.errors import first_line
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    import httpx2
+
+DEFAULT_PORT = 8080
+URL_VARIABLE = f"{VARIABLE_PREFIX}URL"
+KEY_VARIABLE = variable_of("--api-key")
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 600.0
+"""Seconds for what may have to load a model; a stream sends something every few seconds."""
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Add --url and --key."""
+    group = parser.add_argument_group("running server")
+    group.add_argument(
+        "--url", metavar="URL", help=f"address of the server (${URL_VARIABLE}; default: {default_url({})})"
+    )
+    group.add_argument("--key", metavar="KEY", help=f"API key that it asks for (${KEY_VARIABLE})")
+
+
+def default_url(environment: Any = os.environ) -> str:
+    """Return where a server is looked for."""
+    if url := environment.get(URL_VARIABLE, "").strip():
+        return str(url)
+    host = environment.get(variable_of("--host"), "").strip()
+    port = environment.get(variable_of("--port"), "").strip() or DEFAULT_PORT
+    if host in ("", "0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class RunningServer:
+    """One server. Its errors are CommandErrors, with the server's own words where it has some."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        import httpx2
+
+        url = url.strip().rstrip("/").removesuffix("/v1")
+        self.url = url if "://" in url else f"http://{url}"
+        try:
+            is_here = httpx2.URL(self.url).host in _LOOPBACK
+            self._client = httpx2.Client(
+                base_url=self.url,
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+                timeout=httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
+                trust_env=not is_here,  # a proxy does not lead to this machine
+            )
+        except (httpx2.InvalidURL, ValueError) as error:
+            raise CommandError(f"{url!r} is no address of a server: {first_line(error)}.") from None
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Self:
+        """Return the server that the options name, or the default one, whether it runs or not."""
+        return cls(arguments.url or default_url(), arguments.key or os.environ.get(KEY_VARIABLE) or None)
+
+    def is_running(self) -> bool:
+        """Whether a server of ours answers there."""
+        try:
+            return bool(self.health())
+        except CommandError as error:
+            if error.status != NO_SERVER:
+                raise
+            return False
+
+    def health(self) -> dict[str, Any]:
+        """Return what /health says, also while it cannot serve. Raises CommandError if it is no server of ours."""
+        with self._explained():
+            response = self._client.get("/health")
+            said = _object(response)
+        if said.get("server") != "mlx-backend":
+            raise CommandError(
+                f"What answers at {self.url} is another program. Say where the server is with --url.",
+                status=NO_SERVER,
+            )
+        return said
+
+    def get(self, path: str) -> dict[str, Any]:
+        """Return the object at a path."""
+        return self._call("GET", path)
+
+    def post(self, path: str, body: Any = None) -> dict[str, Any]:
+        """Send an object, and return the one that answers it."""
+        return self._call("POST", path, body)
+
+    @contextmanager
+    def stream(self, path: str, body: Any) -> Iterator[Iterator[dict[str, Any]]]:
+        """Send an object, and yield the events that answer it. Leaving the block ends the reply."""
+        with self._explained(), self._client.stream("POST", path, json=body) as response:
+            if response.is_error:
+                response.read()
+                self._refuse(response)
+            yield self._events(response)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        with self._explained():
+            response = self._client.request(method, path, json=body)
+        if response.is_error:
+            self._refuse(response)
+        return _object(response)
+
+    def _events(self, response: httpx2.Response) -> Iterator[dict[str, Any]]:
+        for line in response.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if isinstance(event.get("error"), dict):
+                raise CommandError(_message(event) or "The reply has failed.")
+            yield event
+
+    def _refuse(self, response: httpx2.Response) -> None:
+        said = _message(_object(response))
+        if response.status_code == 401:
+            said = f"The server at {self.url} wants an API key: give it with --key, or in ${KEY_VARIABLE}."
+        raise CommandError(
+            said or f"The server at {self.url} answered with HTTP status {response.status_code}."
+        )
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        import httpx2
+
+        try:
+            yield
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol) as error:
+            raise CommandError(
+                f"No server answers at {self.url} ({first_line(error)}). Start one with `mlx-backend serve MODEL`, or "
+                f"say where it is with --url or ${URL_VARIABLE}.",
+                status=NO_SERVER,
+            ) from None
+        except httpx2.TransportError as error:
+            raise CommandError(f"The connection to {self.url} broke: {first_line(error)}.") from None
+
+
+def _object(response: httpx2.Response) -> dict[str, Any]:
+    try:
+        value = response.json()
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _message(said: dict[str, Any]) -> str:
+    error = said.get("error")
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) else ""

@@ -1,0 +1,77 @@
+"""What a command shows: in colour on a terminal, plain where the output goes elsewhere, JSON where that is asked for.
+
+rich decides about colour (NO_COLOR, FORCE_COLOR, TERM), and is loaded with the first thing that is drawn.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console
+
+_PIPE_COLUMNS = 4096
+"""Where the output is no terminal, no line is folded."""
+
+
+@functools.cache
+def console(*, stderr: bool = False) -> Console:
+    """Return where a command draws: standard output, or standard error. Text is taken as it is, without markup."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _PIPE_COLUMNS
+    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Add --json."""
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    print(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under their headings, in columns; numbers look best if the caller has written them with units."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for name in head:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
+
+
+def print_fields(fields: Iterable[tuple[str, str]]) -> None:
+    """Print names and values, one pair a line."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in fields:
+        table.add_row(name, value)
+    console().print(table)
+
+
+def is_interactive() -> bool:
+    """Whether somebody sits there: both standard input and output are a terminal."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def confirmed(question: str) -> bool:
+    """Ask a question that is answered by y or n; anything else, and the end of the input, is no."""
+    try:
+        return input(f"{question} [y/N] ").strip().casefold() in ("y", "yes")
+    except EOFError:
+        return False

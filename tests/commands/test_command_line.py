@@ -1,0 +1,66 @@
+"""The frame that all commands share: which there are, what is misspelt, help, and exit codes."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from mlx_backend import __version__
+from mlx_backend.cli import COMMANDS, command_parser, main
+from mlx_backend.commands.errors import EXIT_CODES
+
+
+@pytest.mark.parametrize("words", [["help"], ["--help"], ["-h"]])
+def test_help_lists_every_command_and_the_exit_codes(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 0
+    page = capsys.readouterr().out
+    for name, command in COMMANDS.items():
+        assert f"  {name}" in page
+        assert command.help in page
+    for code, meaning in EXIT_CODES.items():
+        assert f"{code} {meaning}" in page
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_module_a_description_and_help(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert importlib.util.find_spec(f"mlx_backend.commands.{name}") is not None
+    assert command_parser(name).description
+    with pytest.raises(SystemExit) as exited:
+        main(["help", name])
+    assert exited.value.code == 0
+    assert "usage: mlx-backend" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--version"], ["-V"], ["version"]])
+def test_the_version_is_said_in_three_ways(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"mlx-backend {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["banana"], "unknown command 'banana'; `mlx-backend help` lists them all"),
+        (["pars"], "unknown command 'pars'; did you mean parse?"),
+        (["help", "pars"], "did you mean parse?"),
+        (["owner/model"], "`mlx-backend serve owner/model`"),
+        (["--prot", "0"], "unknown option --prot; did you mean --port?"),
+        (["serve", "--prot=0"], "unknown option --prot; did you mean --port?"),
+        (["serve", "--max-tok", "7"], "unknown option --max-tok; did you mean --max-tokens?"),
+        (["parse", "--dialekt", "x"], "unknown option --dialekt; did you mean --dialect?"),
+    ],
+)
+def test_what_is_misspelt_is_refused_with_what_was_perhaps_meant(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(words)
+    except SystemExit as exited:
+        status = int(exited.code or 0)
+    assert status == 2
+    assert message in capsys.readouterr().err
