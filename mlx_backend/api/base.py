@@ -1,11 +1,12 @@
 """What a wire API is to the server: from the bytes of a request to the bytes of its response.
 
-    ReplyProtocol        a model generates: parse ─▶ ReplyCall ─start─▶ Reply, ReplyWriter ─▶ bytes, streamed or whole
-    JsonProtocol         a model computes:  parse ─▶ JsonCall ─answer─▶ one JSON object
-    ResourceProtocol     nothing to parse:  answer ─▶ one JSON object
+    ReplyProtocol        parse ─┬─▶ ReplyCall ─start─▶ Reply, ReplyWriter ─▶ bytes, streamed or whole
+                                └─▶ JsonCall ─answer─▶ one JSON object that a model computes
+    ResourceProtocol     nothing to parse: answer ─▶ one JSON object
 
-A new API is a folder in api/ that implements these, and a line for each address in server/app.py. The server
-knows status codes, headers and sockets; an API knows its bodies, and neither knows the other's part.
+A new API is a folder in api/ whose addresses implement these, as addresses.py makes them of functions, and a line in
+server/app.py. The server knows status codes, headers and sockets; an API knows its bodies, and neither knows the
+other's part.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Described(Protocol):
 
 
 class ReplyProtocol(Errors, Described, Protocol):
-    """An address at which a language model generates a reply."""
+    """An address that takes a body."""
 
     def parse(self, body: bytes) -> ReplyCall | JsonCall[Any]:
         """Parse a request: for a reply, or for one JSON object. Raises ApiError naming the field that is wrong."""
@@ -153,14 +154,6 @@ class ReplyWriter(Protocol):
         ...
 
 
-class JsonProtocol[S](Errors, Described, Protocol):
-    """An address at which a model answers with one JSON object; S is the kind of service that does."""
-
-    def parse(self, body: bytes) -> JsonCall[S]:
-        """Parse a request. Raises ApiError naming the field that is wrong."""
-        ...
-
-
 @runtime_checkable
 class JsonCall[S](Call, Protocol):
     """A parsed request for one JSON object."""
@@ -202,6 +195,6 @@ class ResourceProtocol(Errors, Described, Protocol):
 
     def answer(
         self, models: ModelRegistry, arguments: Mapping[str, str], client: QueueClient
-    ) -> dict[str, Any]:
+    ) -> Mapping[str, Any]:
         """Return the JSON object; `arguments` are the variable parts of the address, and those of its query."""
         ...

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
@@ -23,13 +24,13 @@ from typing import (
     runtime_checkable,
 )
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, TypeAdapter, ValidationError
 
 from mlx_backend.api.errors import refuse
 from mlx_backend.conversation.json_values import excerpt, json_type
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from pydantic import GetJsonSchemaHandler
     from pydantic.json_schema import JsonSchemaValue
@@ -97,10 +98,27 @@ class Body(Lenient):
     """The types of fields that are neither the model's nor ignored, as clients write them."""
 
     model: str | None = None
+    _written: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def written(self) -> Mapping[str, Any]:
+        """The body as the client wrote it."""
+        return self._written
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the reply is to be streamed."""
+        return bool(getattr(self, "stream", None))
+
+    @property
+    def seconds_kept(self) -> float | None:
+        """How long the model is to stay in memory; infinity: always; None: as before."""
+        return None
 
     @classmethod
     def parse(cls, body: Any) -> Self:
         """Validate a decoded body. Raises the ApiError (400) that names what is wrong with it."""
+        body = with_extra_body(body)
         if not isinstance(body, dict):
             raise refuse(f"The body must be a JSON object, not {json_type(body)}.")
         for name, (asks_for_nothing, reason) in cls.refused.items():
@@ -109,9 +127,11 @@ class Body(Lenient):
                     f"{name} = {excerpt(body[name])} is not supported: {reason}.", name, "unsupported_value"
                 )
         try:
-            return cls.model_validate(body)
+            parsed = cls.model_validate(body)
         except ValidationError as error:
             refuse_invalid(error)
+        parsed._written = body
+        return parsed
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -143,6 +163,24 @@ class Body(Lenient):
         return [*(name for name in self.unknown if name not in known), *sorted(inner)]
 
 
+def with_extra_body(body: Any) -> Any:
+    """Return a body with the fields of `extra_body` among its own, as the OpenAI SDK sends them.
+
+    Other clients send the object as it is. Raises the ApiError for a field that says two things.
+    """
+    extra = body.get("extra_body") if isinstance(body, dict) else None
+    if not isinstance(extra, dict):
+        return body
+    written = {name: value for name, value in body.items() if name != "extra_body"}
+    for name, value in extra.items():
+        if written.get(name) not in (None, value):
+            raise refuse(
+                f"extra_body.{name} and {name} say different things: send one of them.", f"extra_body.{name}"
+            )
+        written[name] = value
+    return written
+
+
 def _keys_of(kind: Any) -> set[str]:
     """Return the keys of an object's type, or of those in a union."""
     return {key for each in (kind, *get_args(kind)) if is_typeddict(each) for key in each.__annotations__}
@@ -164,22 +202,3 @@ def refuse_invalid(error: ValidationError, where: str = "") -> NoReturn:
     message = "must be an object" if first["type"] in ("model_type", "dict_type") else first["msg"]
     message = message[:1].lower() + message[1:]
     raise refuse(f"{where}: {message}; got {excerpt(first['input'])}.", where)
-
-
-@dataclass(frozen=True)
-class BodyCall[B: Body]:
-    """Implements api/base.py's `Call` for a body that has been parsed."""
-
-    waits_for_engine: ClassVar[bool] = True
-
-    body: B
-
-    @property
-    def model(self) -> str | None:
-        """The model's name; None for the default."""
-        return self.body.model
-
-    @property
-    def ignored(self) -> Sequence[str]:
-        """The fields that are ignored."""
-        return self.body.ignored

@@ -247,15 +247,15 @@ class ConversationBody(ReplyBody):
         BeforeValidator(as_template_kwargs, json_schema_input_type=dict[str, Any] | str | None),
     ] = Field(default_factory=dict)
 
-    def common(self, written: Mapping[str, Any], *conversation: str) -> dict[str, Any]:
-        """Return what a `ChatRequest` has of these fields. `written` is the body as the client wrote it.
+    def common(self, *conversation: str, **read: Any) -> dict[str, Any]:
+        """Return what a `ChatRequest` has of these fields. `read` are those that are not as the client wrote them.
 
-        Its fields that hold the `conversation` are left out: a request lives as long as its reply, and images are
-        megabytes.
+        Those that hold the `conversation` are left out: a request lives as long as its reply, and images are megabytes.
         """
         return {
             "fields": {
-                **{name: value for name, value in written.items() if name not in conversation},
+                **{name: value for name, value in self.written.items() if name not in conversation},
+                **read,
                 "chat_template_kwargs": self.chat_template_kwargs,  # which may have been text
             },
             "template_kwargs": self.chat_template_kwargs,

@@ -157,9 +157,8 @@ def _rendered(request: dict[str, Any], model: PromptedModel) -> dict[str, Any]:
     from mlx_backend.api.openai.chat_body import ChatBody
     from mlx_backend.chat.request import recognised
     from mlx_backend.conversation.effort_sources import DEFAULT
-    from mlx_backend.settings import ReasoningFormat
 
-    chat = recognised(ChatBody.parse(request).request(request, ReasoningFormat.SEPARATE), None)
+    chat = recognised(ChatBody.parse(request).request(), None)
     conversation = model.prompts.conversation(chat)
     prompt = model.prompts.prompt(chat, conversation)
     decided = conversation.resolution

@@ -1,39 +1,28 @@
 """The WSGI application: every address, who may call, and one edge where everything raised becomes an error response.
 
-A new address is a line in `all_routes`; what it parses and answers is in api/, how it is handled in handlers.py.
+A new address is a line in its API's folder (api/), a new API one in `all_routes`; handlers.py says how it is handled.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from werkzeug import Request
 from werkzeug.exceptions import NotFound
 from werkzeug.routing import Map, Rule
 
-from mlx_backend.api.anthropic import messages as anthropic
-from mlx_backend.api.anthropic.base import VERSION_HEADER, AnthropicProtocol
+from mlx_backend.api.addresses import BodyEndpoint
+from mlx_backend.api.anthropic import addresses as anthropic
+from mlx_backend.api.anthropic.base import ANTHROPIC, VERSION_HEADER
 from mlx_backend.api.errors import ApiError
-from mlx_backend.api.lmstudio.models import GetStudioModel, ListStudioModels
-from mlx_backend.api.ollama import embed, replies
-from mlx_backend.api.ollama import models as ollama
-from mlx_backend.api.ollama.base import OllamaProtocol
-from mlx_backend.api.openai.chat import ChatCompletions
-from mlx_backend.api.openai.completions import Completions
-from mlx_backend.api.openai.embeddings import CreateEmbeddings
-from mlx_backend.api.openai.models import GetModel, ListModels, LoadModel, UnloadModel
-from mlx_backend.api.openai.rerank import Rerank
-from mlx_backend.api.openai.tokenize import Detokenize, Tokenize
-from mlx_backend.api.responses.create import CountInputTokens, CreateResponse
-from mlx_backend.api.responses.store import ResponseStore
-from mlx_backend.api.responses.stored import (
-    CancelResponse,
-    DeleteResponse,
-    GetResponse,
-    ListInputItems,
-)
+from mlx_backend.api.lmstudio import models as lmstudio
+from mlx_backend.api.ollama import addresses as ollama
+from mlx_backend.api.ollama.base import OLLAMA
+from mlx_backend.api.openai import addresses as openai
+from mlx_backend.api.responses import addresses as responses
 from mlx_backend.registry.allowed_models import AllowedModels
 from mlx_backend.server import auth
 from mlx_backend.server.api_keys import ApiKeys
@@ -42,7 +31,6 @@ from mlx_backend.server.errors import DEFAULT_ERRORS, as_api_error
 from mlx_backend.server.handlers import (
     Backend,
     HeaderHandler,
-    JsonHandler,
     LoadHandler,
     ReplyHandler,
     ResourceHandler,
@@ -65,6 +53,7 @@ if TYPE_CHECKING:
     from werkzeug import Response
     from werkzeug.routing import MapAdapter
 
+    from mlx_backend.api.addresses import ResourceEndpoint
     from mlx_backend.api.base import Errors
     from mlx_backend.device.memory import MemoryBudget
     from mlx_backend.registry.base import ModelRegistry
@@ -72,73 +61,47 @@ if TYPE_CHECKING:
     from mlx_backend.settings import Settings
 
 
+_PREFIX = "/v1"
+
+
 def all_routes() -> list[Route]:
-    """Return the server's routes. Those of an API are found with and without /v1."""
+    """Return the server's routes. Those of an API that begin with /v1 are found without it, too."""
     started = int(time.time())
-    responses = ResponseStore()
-    api: list[tuple[str, str, Handler]] = [
-        ("POST", "/chat/completions", ReplyHandler(ChatCompletions())),
-        ("POST", "/completions", ReplyHandler(Completions())),
-        ("POST", "/embeddings", JsonHandler(CreateEmbeddings())),
-        ("POST", "/rerank", JsonHandler(Rerank())),
-        ("POST", "/messages", ReplyHandler(anthropic.Messages())),
-        ("POST", "/messages/count_tokens", JsonHandler(anthropic.CountTokens())),
-        (
-            "GET",
-            "/models",
-            HeaderHandler(
-                VERSION_HEADER,
-                ResourceHandler(anthropic.ListModelInfos(started)),
-                ResourceHandler(ListModels(started)),
-            ),
-        ),
-        (
-            "GET",
-            "/models/<path:name>",
-            HeaderHandler(
-                VERSION_HEADER,
-                ResourceHandler(anthropic.GetModelInfo(started)),
-                ResourceHandler(GetModel(started)),
-            ),
-        ),
-        ("POST", "/models/<path:name>/load", LoadHandler(LoadModel())),
-        ("POST", "/models/<path:name>/unload", ResourceHandler(UnloadModel())),
-        ("POST", "/tokenize", JsonHandler(Tokenize())),
-        ("POST", "/detokenize", JsonHandler(Detokenize())),
-        ("POST", "/responses", ReplyHandler(CreateResponse(responses))),
-        ("POST", "/responses/input_tokens", JsonHandler(CountInputTokens(responses))),
-        ("GET", "/responses/<response_id>", ResourceHandler(GetResponse(responses))),
-        ("DELETE", "/responses/<response_id>", ResourceHandler(DeleteResponse(responses))),
-        ("POST", "/responses/<response_id>/cancel", ResourceHandler(CancelResponse(responses))),
-        ("GET", "/responses/<response_id>/input_items", ResourceHandler(ListInputItems(responses))),
-    ]
-    elsewhere: list[tuple[str, str, Handler]] = [
-        ("POST", "/api/chat", ReplyHandler(replies.Chat())),
-        ("POST", "/api/generate", ReplyHandler(replies.Generate())),
-        ("POST", "/api/embed", JsonHandler(embed.Embed())),
-        ("POST", "/api/embeddings", JsonHandler(embed.EmbedPrompt())),
-        ("GET", "/api/tags", ResourceHandler(ollama.ListTags(started))),
-        ("POST", "/api/show", JsonHandler(ollama.Show(started))),
-        ("GET", "/api/ps", ResourceHandler(ollama.ListRunning())),
-        ("POST", "/api/pull", JsonHandler(ollama.Pull())),
-        *((method, path, ResourceHandler(refused)) for method, path, refused in ollama.refused()),
-        ("GET", "/api/v0/models", ResourceHandler(ListStudioModels())),
-        ("GET", "/api/v0/models/<path:name>", ResourceHandler(GetStudioModel())),
-    ]
-    addresses = ["/v1" + path for _, path, _ in api if "<" not in path] + ["/api/chat", "/api/generate"]
+    apis = (
+        openai.addresses(started),
+        responses.addresses(),
+        ollama.addresses(started),
+        lmstudio.addresses(),
+        anthropic.addresses(started),
+    )
+    api_routes: dict[tuple[str, str], Route] = {}
+    for address in (address for api in apis for address in api.all):
+        key, handler = (address.method, address.path), _handler(address.endpoint)
+        if (other := api_routes.get(key)) is not None:
+            handler = HeaderHandler(VERSION_HEADER, handler, other.handler)
+        api_routes[key] = Route(address.method, address.path, handler, address.needs_key)
+    listed = [path for _, path in api_routes if path.startswith(_PREFIX) and "<" not in path]
     routes = [
         # These tell no secrets and start nothing.
-        Route("GET", "/", HomeHandler([*addresses, "/health"]), needs_key=False),
+        Route("GET", "/", HomeHandler([*listed, "/api/chat", "/api/generate", "/health"]), needs_key=False),
         Route("GET", "/health", HealthHandler(), needs_key=False),
         Route("GET", "/ready", ReadyHandler(), needs_key=False),
-        Route("GET", "/api/hello", ResourceHandler(anthropic.Hello()), needs_key=False),
-        Route("GET", "/api/version", ResourceHandler(ollama.Version()), needs_key=False),
         Route("GET", "/metrics", MetricsHandler()),
         Route("GET", "/openapi.json", OpenAPIHandler(lambda: routes)),
-        *(Route(method, prefix + path, handler) for prefix in ("/v1", "") for method, path, handler in api),
-        *(Route(method, path, handler) for method, path, handler in elsewhere),
+        *api_routes.values(),
+        *(
+            replace(route, path=route.path.removeprefix(_PREFIX))
+            for route in api_routes.values()
+            if route.path.startswith(_PREFIX + "/")
+        ),
     ]
     return routes
+
+
+def _handler(endpoint: BodyEndpoint | ResourceEndpoint) -> Handler:
+    if isinstance(endpoint, BodyEndpoint):
+        return ReplyHandler(endpoint)
+    return LoadHandler(endpoint) if endpoint.loads else ResourceHandler(endpoint)
 
 
 class App:
@@ -257,8 +220,8 @@ def _handler_for(request: Request, route: Route) -> Handler:
 def _errors_for(request: Request) -> Errors:
     """Return how an error is written before it is known what answers, by whose client seems to ask."""
     if VERSION_HEADER in request.headers:
-        return AnthropicProtocol()
-    return OllamaProtocol() if request.path.startswith("/api/") else DEFAULT_ERRORS
+        return ANTHROPIC
+    return OLLAMA if request.path.startswith("/api/") else DEFAULT_ERRORS
 
 
 def _error_response(errors: Errors, error: ApiError) -> Response:

@@ -8,7 +8,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from mlx_backend.api import errors
 from mlx_backend.api.errors import ApiError
-from mlx_backend.api.openai.base import OpenAIProtocol
+from mlx_backend.api.openai.base import OpenAI
 from mlx_backend.errors import EngineStopped
 from mlx_backend.preparation import PreparationCancelled
 
@@ -19,7 +19,7 @@ CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that has left. No client reads it; it is for the log of a proxy in between."""
 
 
-class DefaultErrors(OpenAIProtocol):
+class DefaultErrors(OpenAI):
     """How an error is written at an address that belongs to no API: as most clients expect it."""
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from mlx_backend.api.base import (
         Call,
         Cost,
-        JsonProtocol,
         OnDisconnect,
         ReplyProtocol,
         ResourceProtocol,
@@ -103,7 +102,7 @@ class Route:
 
 
 class ReplyHandler:
-    """A language model generates a reply, which is streamed or sent whole."""
+    """A language model generates a reply, which is streamed or sent whole; or a model computes one JSON object."""
 
     def __init__(self, protocol: ReplyProtocol) -> None:
         self._protocol = protocol
@@ -111,7 +110,7 @@ class ReplyHandler:
         self.operation = protocol.operation
 
     def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
-        """Start a reply. The model is released when the response is closed."""
+        """Start a reply, whose model is released when the response is closed; or wait for the object."""
         settings, on_disconnect = backend.settings, _on_disconnect(request)
         call, preparation = _parsed(self._protocol.parse, request, backend)
         if isinstance(call, JsonCall):
@@ -154,20 +153,6 @@ def _effort_header(decided: Resolution, budget: int | None) -> str:
     if budget is not None:
         parts.append(f"budget={budget}")
     return "; ".join(parts)
-
-
-class JsonHandler[S]:
-    """A model computes one JSON object."""
-
-    def __init__(self, protocol: JsonProtocol[S]) -> None:
-        self._protocol = protocol
-        self.error, self.status, self.error_type = protocol.error, protocol.status, protocol.error_type
-        self.operation = protocol.operation
-
-    def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
-        """Wait for the answer, and stop computing if the client disconnects."""
-        call, preparation = _parsed(self._protocol.parse, request, backend)
-        return _answer(call, preparation, request, backend)
 
 
 class ResourceHandler:

@@ -21,7 +21,6 @@ from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.chat.service import Service
 from mlx_backend.engine.images import ImageSupport
 from mlx_backend.images.loader import ImageLimits, ImageLoader
-from mlx_backend.settings import ReasoningFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,7 +121,7 @@ def test_a_reply_holds_no_files_of_its_images(engine: ScriptedEngine) -> None:
         address = Address(data_uri(PICTURE))
         part = {"type": "image_url", "image_url": {"url": address}}
         written = {"messages": [user(text(), part)], "user": "ann"}
-        request = ChatBody.parse(written).request(written, ReasoningFormat.SEPARATE)
+        request = ChatBody.parse(written).request()
         assert request.images[0].url is address
         return Service(engine, images=ImageLoader(ImageLimits())).chat(request), weakref.ref(address)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlx_backend.api import json_text
+from mlx_backend.api.addresses import Api
 from mlx_backend.api.anthropic.objects import AnthropicError
 from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED
 
@@ -52,15 +52,18 @@ def error_object(error: ApiError) -> AnthropicError:
     return {"type": "error", "error": written}
 
 
-class AnthropicProtocol:
-    """The base of every protocol in this folder: implements api/base.py's `Errors`."""
+class Anthropic(Api):
+    """Implements api/base.py's `Errors`."""
 
     error_type = AnthropicError
 
-    def error(self, error: ApiError) -> bytes:
-        """Return the body of an error response."""
-        return json_text.body(error_object(error))
+    def error_object(self, error: ApiError) -> AnthropicError:
+        """Build the object of an error."""
+        return error_object(error)
 
     def status(self, error: ApiError) -> int:
         """Return the status of an error response."""
         return status_of(error)
+
+
+ANTHROPIC = Anthropic()

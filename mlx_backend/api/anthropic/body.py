@@ -73,7 +73,7 @@ class MessagesBody(ConversationBody):
                 habits = ("betas", "context_management")
         return [name for name in super().ignored if name not in habits]
 
-    def request(self, written: Mapping[str, Any]) -> ChatRequest:
+    def request(self) -> ChatRequest:
         """Return the request for the chat service. Raises ApiError."""
         conversation = BlockConversation(self._functions())
         if system := system_text(self.system):
@@ -100,15 +100,16 @@ class MessagesBody(ConversationBody):
             max_tokens=self.max_tokens,
             reserves_reply=bool(known),
             stop=self.stop_sequences,
-            answer_format=self._answer_format(written),
+            answer_format=self._answer_format(),
             tool_choice=self._tool_choice(callable_tools, is_restricted=bool(conversation.removed)),
             parallel_tool_calls=not (self.tool_choice or {}).get("disable_parallel_tool_use"),
-            **self.common(_with_effort(written, conversation.effort), "messages", "system"),
+            **self.common("messages", "system", **_effort_fields(self.written, conversation.effort)),
         )
 
-    def omits_thinking(self, written: Mapping[str, Any]) -> bool:
+    @property
+    def omits_thinking(self) -> bool:
         """Whether reasoning is sent as its signature alone."""
-        thinking = written.get("thinking")
+        thinking = self.written.get("thinking")
         return isinstance(thinking, Mapping) and thinking.get("display") == "omitted"
 
     def _functions(self) -> dict[str, dict[str, Any]]:
@@ -149,8 +150,8 @@ class MessagesBody(ConversationBody):
                     "tool_choice.type",
                 )
 
-    def _answer_format(self, written: Mapping[str, Any]) -> AnswerFormat | None:
-        config = written.get("output_config")
+    def _answer_format(self) -> AnswerFormat | None:
+        config = self.written.get("output_config")
         nested = config.get("format") if isinstance(config, Mapping) else None
         field = "output_config.format" if nested is not None else "output_format"
         match nested if nested is not None else self.output_format:
@@ -164,8 +165,8 @@ class MessagesBody(ConversationBody):
                 )
 
 
-def _with_effort(written: Mapping[str, Any], effort: Any) -> Mapping[str, Any]:
-    """Return the body with one statement of the effort: what a message asks for, and none where thinking is off."""
+def _effort_fields(written: Mapping[str, Any], effort: Any) -> dict[str, Any]:
+    """Return one statement of the effort: what a message asks for, and none where thinking is off."""
     thinking, config = as_object(written, "thinking"), dict(as_object(written, "output_config"))
     kind = thinking.get("type")
     if kind not in (None, "enabled", "adaptive", "disabled", "between_tools"):
@@ -177,5 +178,5 @@ def _with_effort(written: Mapping[str, Any], effort: Any) -> Mapping[str, Any]:
         config["effort"] = effort
     # Between tools it is off, too: what is written there is no more than a line about what comes next.
     if kind in ("disabled", "between_tools"):
-        return {**written, "thinking": {"type": "disabled"}, "output_config": {**config, "effort": None}}
-    return {**written, "output_config": config} if config else written
+        return {"thinking": {"type": "disabled"}, "output_config": {**config, "effort": None}}
+    return {"output_config": config} if config else {}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
-from mlx_backend.api.base import Operation
-from mlx_backend.api.openai.base import OpenAIProtocol
+from mlx_backend.api.addresses import Addresses
+from mlx_backend.api.openai.base import OPENAI
 from mlx_backend.api.openai.models import description_of, listed_models
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from mlx_backend.engine.base import QueueClient
+    from mlx_backend.api.addresses import Query
     from mlx_backend.models.description import ModelDescription
     from mlx_backend.registry.base import ModelRegistry, ModelStatus
 
@@ -39,31 +37,25 @@ class StudioModelList(TypedDict):
     data: list[StudioModel]
 
 
-class ListStudioModels(OpenAIProtocol):
-    """Implements `ResourceProtocol`: the models that reply or embed."""
-
-    operation = Operation(summary="List the models, as LM Studio does", answer=StudioModelList)
-
-    def answer(
-        self, models: ModelRegistry, _arguments: Mapping[str, str], _client: QueueClient
-    ) -> dict[str, Any]:
-        """Return the list."""
-        found = [each for each in listed_models(models) if each.description.kind != "rerank"]
-        data = [_model_object(models, each.name, each.status, each.description) for each in found]
-        return {"object": "list", "data": data}
+def addresses() -> Addresses:
+    """Return the addresses. Errors are OpenAI's."""
+    api = Addresses(OPENAI)
+    api.resource("GET", "/api/v0/models", list_models, StudioModelList)
+    api.resource("GET", "/api/v0/models/<path:name>", get_model, StudioModel)
+    return api
 
 
-class GetStudioModel(OpenAIProtocol):
-    """Implements `ResourceProtocol`: one model, by any of its names."""
+def list_models(query: Query) -> dict[str, Any]:
+    """List the models, as LM Studio does."""
+    found = [each for each in listed_models(query.models) if each.description.kind != "rerank"]
+    data = [_model_object(query.models, each.name, each.status, each.description) for each in found]
+    return {"object": "list", "data": data}
 
-    operation = Operation(summary="Describe a model, as LM Studio does", answer=StudioModel)
 
-    def answer(
-        self, models: ModelRegistry, arguments: Mapping[str, str], _client: QueueClient
-    ) -> dict[str, Any]:
-        """Return the model's object. Raises UnknownModel or ModelNotAllowed."""
-        name = arguments["name"]
-        return _model_object(models, name, models.status(name), description_of(models, name))
+def get_model(query: Query) -> dict[str, Any]:
+    """Describe a model, as LM Studio does."""
+    models, name = query.models, query.arguments["name"]
+    return _model_object(models, name, models.status(name), description_of(models, name))
 
 
 def _model_object(

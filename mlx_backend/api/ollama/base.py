@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from mlx_backend.api import json_text
+from mlx_backend.api.addresses import Api
 from mlx_backend.api.ollama.objects import OllamaError
 from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED
 
@@ -29,18 +29,17 @@ def error_object(error: ApiError) -> OllamaError:
     return {"error": f"{words}: {error.placed_message}" if words else error.placed_message}
 
 
-class OllamaProtocol:
-    """The base of every protocol in this folder: implements api/base.py's `Errors`."""
+class Ollama(Api):
+    """Implements api/base.py's `Errors`."""
 
     error_type = OllamaError
 
-    def error(self, error: ApiError) -> bytes:
-        """Return the body of an error response."""
-        return json_text.body(error_object(error))
+    def error_object(self, error: ApiError) -> OllamaError:
+        """Build the object of an error."""
+        return error_object(error)
 
-    def status(self, error: ApiError) -> int:
-        """Return the status of an error response."""
-        return error.status
+
+OLLAMA = Ollama()
 
 
 def tagged(name: str) -> str:

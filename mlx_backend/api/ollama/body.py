@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, field_validator
 from pydantic_core import PydanticCustomError
 
 from mlx_backend.api.errors import refuse
-from mlx_backend.api.fields import Refusals, is_empty
+from mlx_backend.api.fields import Body, Refusals, is_empty
 from mlx_backend.api.openai.chat_body import take_images
 from mlx_backend.api.openai.objects import EFFORT_FIELDS, DescribedAs, StopInput, ToolChoiceInput, ToolInput
 from mlx_backend.api.reply_fields import (
@@ -98,7 +99,24 @@ class Options(ReplyBody):
         return 1 if value == 0 else value
 
 
-class OllamaBody(ConversationBody):
+class KeptBody(Body):
+    """A request that says how long its model stays."""
+
+    keep_alive: KeepAlive = None
+    _arrived: float = PrivateAttr(default_factory=time.perf_counter)
+
+    @property
+    def arrived(self) -> float:
+        """When the request came (`time.perf_counter`)."""
+        return self._arrived
+
+    @property
+    def seconds_kept(self) -> float | None:
+        """How long the model is to stay in memory."""
+        return self.keep_alive
+
+
+class OllamaBody(KeptBody, ConversationBody):
     """What requests for a reply share."""
 
     read_elsewhere: ClassVar[dict[str, Any]] = EFFORT_FIELDS
@@ -112,7 +130,6 @@ class OllamaBody(ConversationBody):
         AnswerFormat | None, BeforeValidator(as_format, json_schema_input_type=str | dict[str, Any] | None)
     ] = None
     options: Options | None = None
-    keep_alive: KeepAlive = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -132,17 +149,17 @@ class OllamaBody(ConversationBody):
         """Whether there is nothing to answer: the model is to be loaded, or unloaded."""
 
     @abstractmethod
-    def request(self, written: Mapping[str, Any]) -> ChatRequest | CompletionRequest:
-        """Return the request for the chat service. `written` is the body as the client wrote it. Raises ApiError."""
+    def request(self) -> ChatRequest | CompletionRequest:
+        """Return the request for the chat service. Raises ApiError."""
 
     @abstractmethod
     def part(self, text: str, **more: Any) -> dict[str, Any]:
         """Return what a line of the reply holds of it: a text, and `thinking` or `tool_calls` if there are some."""
 
-    def _reply(self, written: Mapping[str, Any]) -> dict[str, Any]:
+    def _reply(self) -> dict[str, Any]:
         """Return what a `ChatRequest` has of all but the conversation."""
         return {
-            **self.common({**written, "stream": self.is_streamed}, *self.conversation),
+            **self.common(*self.conversation, stream=self.is_streamed),
             **self._settings(),
             "answer_format": self.format,
         }
@@ -174,7 +191,7 @@ class OllamaChatBody(OllamaBody):
         """Whether there are no messages."""
         return not self.messages
 
-    def request(self, written: Mapping[str, Any]) -> ChatRequest:
+    def request(self) -> ChatRequest:
         """Return the request for the chat service."""
         tools, choice = (self.tools or Tools()).choice(self.tool_choice)
         messages = self.messages or []
@@ -185,7 +202,7 @@ class OllamaChatBody(OllamaBody):
             tools=tools.functions,
             tool_paths=tools.paths,
             tool_choice=choice,
-            **self._reply(written),
+            **self._reply(),
         )
 
     def part(self, text: str, **more: Any) -> dict[str, Any]:
@@ -225,14 +242,14 @@ class GenerateBody(OllamaBody):
         """Whether there is no prompt."""
         return not (self.prompt or self.images or self.suffix)
 
-    def request(self, written: Mapping[str, Any]) -> ChatRequest | CompletionRequest:
+    def request(self) -> ChatRequest | CompletionRequest:
         """Return the request for the chat service."""
         if self.raw or self.suffix:
             return self._completion()
         system = [{"role": "system", "content": self.system}] if self.system else []
         user = {"role": "user", "content": self.prompt or "", "images": self.images}
         messages, images = _conversation([*system, user], ["", ""])
-        return ChatRequest(messages=messages, images=images, **self._reply(written))
+        return ChatRequest(messages=messages, images=images, **self._reply())
 
     def _completion(self) -> CompletionRequest:
         """Return the request for a bare text. Raises ApiError for what only a conversation can have."""

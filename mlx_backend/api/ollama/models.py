@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from mlx_backend.api.base import Operation
 from mlx_backend.api.errors import ApiError, as_api_error, refuse
 from mlx_backend.api.fields import Body
-from mlx_backend.api.json_text import decode_json
-from mlx_backend.api.ollama import objects
-from mlx_backend.api.ollama.base import OllamaProtocol, as_time, tagged
-from mlx_backend.api.ollama.registry_call import RegistryCall
+from mlx_backend.api.ollama.base import as_time, tagged
 from mlx_backend.api.openai.models import listed_models
 from mlx_backend.registry.errors import UnknownModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from mlx_backend.engine.base import QueueClient
+    from mlx_backend.api.addresses import Query
+    from mlx_backend.api.ollama import objects
     from mlx_backend.models.description import ModelDescription
     from mlx_backend.models.files import ModelFiles
     from mlx_backend.registry.base import ModelRegistry, ModelStatus
@@ -52,26 +49,21 @@ class NamedBody(Body):
         raise refuse("model is missing.", "model")
 
 
-class Show(OllamaProtocol):
-    """Implements `JsonProtocol`: what a model is and can do."""
-
-    operation = Operation(
-        summary="Describe a model, as Ollama does", body=NamedBody, answer=objects.ShownModel
-    )
+class OllamaModels:
+    """The addresses of models. Each is said to be as old as the server, which was started when it was `created`."""
 
     def __init__(self, created: int) -> None:
-        self._created = created
+        self._modified = {"modified_at": as_time(created)}
 
-    def parse(self, body: bytes) -> RegistryCall:
-        """Parse a request. Raises ApiError naming the field that is wrong."""
-        parsed = NamedBody.parse(decode_json(body))
-        name = parsed.named
-        return RegistryCall(parsed, lambda models, _wait: self._shown(models, name))
-
-    def _shown(self, models: ModelRegistry, name: str) -> dict[str, Any]:
+    def show(self, body: NamedBody, models: ModelRegistry, _wait: float) -> dict[str, Any]:
+        """Describe a model, as Ollama does."""
+        name = body.named
         description, files = models.describe(name), models.files(name)
         family = files.architecture or "mlx"
-        info: dict[str, Any] = {"general.architecture": family, "general.basename": models.status(name).name}
+        info: dict[str, Any] = {
+            "general.architecture": family,
+            "general.basename": models.status(name).name,
+        }
         if description.context_length is not None:
             info[f"{family}.context_length"] = description.context_length
         capabilities = [each for each in _CAPABILITIES if each in description.capabilities]
@@ -84,72 +76,34 @@ class Show(OllamaProtocol):
             "details": _details(files),
             "model_info": info,
             "capabilities": capabilities,
-            "modified_at": as_time(self._created),
+            **self._modified,
         }
 
-
-class ListTags(OllamaProtocol):
-    """Implements `ResourceProtocol`: the models that can be served, under all names they are listed under."""
-
-    operation = Operation(summary="List the models, as Ollama does", answer=objects.TagList)
-
-    def __init__(self, created: int) -> None:
-        self._created = created
-
-    def answer(
-        self, models: ModelRegistry, _arguments: Mapping[str, str], _client: QueueClient
-    ) -> dict[str, Any]:
-        """Return the list."""
-        found = [entry for _, _, entry in _entries(models)]
-        return {"models": [{**entry, "modified_at": as_time(self._created)} for entry in found]}
+    def tags(self, query: Query) -> dict[str, Any]:
+        """List the models, as Ollama does."""
+        return {"models": [{**entry, **self._modified} for _, _, entry in _entries(query.models)]}
 
 
-class ListRunning(OllamaProtocol):
-    """Implements `ResourceProtocol`: the models in memory."""
-
-    operation = Operation(summary="List the models in memory, as Ollama does", answer=objects.RunningList)
-
-    def answer(
-        self, models: ModelRegistry, _arguments: Mapping[str, str], _client: QueueClient
-    ) -> dict[str, Any]:
-        """Return those under their own names, each with when it will be unloaded if it is not used."""
-        now = time.time()
-        found = []
-        for status, description, entry in _entries(models):
-            if status.state in _IN_MEMORY and entry["name"] == tagged(status.name):
-                left = _NEVER if status.unloads_in is None else status.unloads_in
-                running = {"expires_at": as_time(now + left), "size_vram": entry["size"]}
-                found.append({**entry, **running, "context_length": description.context_length or 0})
-        return {"models": found}
+def running(query: Query) -> dict[str, Any]:
+    """List the models in memory, as Ollama does."""
+    now = time.time()
+    found = []
+    for status, description, entry in _entries(query.models):
+        if status.state in _IN_MEMORY and entry["name"] == tagged(status.name):
+            left = _NEVER if status.unloads_in is None else status.unloads_in
+            in_memory = {"expires_at": as_time(now + left), "size_vram": entry["size"]}
+            found.append({**entry, **in_memory, "context_length": description.context_length or 0})
+    return {"models": found}
 
 
-class Version(OllamaProtocol):
-    """Implements `ResourceProtocol`: whose API this is."""
-
-    operation = Operation(summary="Say which version of Ollama's API this is", answer=objects.OllamaVersion)
-
-    def answer(
-        self, _models: ModelRegistry, _arguments: Mapping[str, str], _client: QueueClient
-    ) -> dict[str, Any]:
-        """Return the version."""
-        return {"version": VERSION}
+def version(_query: Query) -> objects.OllamaVersion:
+    """Say which version of Ollama's API this is."""
+    return {"version": VERSION}
 
 
-class Pull(OllamaProtocol):
-    """Implements `JsonProtocol`: says that a model is here, and downloads it where that is allowed."""
-
-    operation = Operation(
-        summary="Have a model here, as Ollama does", body=NamedBody, answer=objects.PullStatus
-    )
-
-    def parse(self, body: bytes) -> RegistryCall:
-        """Parse a request. Raises ApiError naming the field that is wrong."""
-        parsed = NamedBody.parse(decode_json(body))
-        name = parsed.named
-        return RegistryCall(parsed, lambda models, wait: _pulled(models, name, wait))
-
-
-def _pulled(models: ModelRegistry, name: str, wait: float) -> dict[str, Any]:
+def pull(body: NamedBody, models: ModelRegistry, wait: float) -> objects.PullStatus:
+    """Have a model here, as Ollama does."""
+    name = body.named
     try:
         description = models.describe(name)
     except UnknownModel as error:
@@ -165,32 +119,30 @@ def _pulled(models: ModelRegistry, name: str, wait: float) -> dict[str, Any]:
     return {"status": "success"}
 
 
-class NotSupported(OllamaProtocol):
-    """Implements `ResourceProtocol` for what is not done here; `remedy` says what to do instead."""
-
-    def __init__(self, summary: str, remedy: str) -> None:
-        self.operation = Operation(summary=f"Not supported: {summary}", answer=objects.PullStatus)
-        self._message = f"This server cannot {summary}: {remedy}."
-
-    def answer(
-        self, _models: ModelRegistry, _arguments: Mapping[str, str], _client: QueueClient
-    ) -> dict[str, Any]:
-        """Raise the ApiError that says so."""
-        raise refuse(self._message, code="unsupported")
-
-
-def refused() -> list[tuple[str, str, NotSupported]]:
-    """Return what is not done here: method, address, and how that is said."""
-    create = NotSupported(
+def create(_query: Query) -> NoReturn:
+    """Not supported: create models."""
+    raise _unsupported(
         "create models", "set one up in the models file, or put its folder where --models-dir looks"
     )
-    return [
-        ("POST", "/api/create", create),
-        ("POST", "/api/blobs/<digest>", create),
-        ("POST", "/api/copy", NotSupported("copy models", "give one an alias in the models file")),
-        ("DELETE", "/api/delete", NotSupported("delete models", "delete their folders")),
-        ("POST", "/api/push", NotSupported("push models", "upload their folders to Hugging Face")),
-    ]
+
+
+def copy(_query: Query) -> NoReturn:
+    """Not supported: copy models."""
+    raise _unsupported("copy models", "give one an alias in the models file")
+
+
+def delete(_query: Query) -> NoReturn:
+    """Not supported: delete models."""
+    raise _unsupported("delete models", "delete their folders")
+
+
+def push(_query: Query) -> NoReturn:
+    """Not supported: push models."""
+    raise _unsupported("push models", "upload their folders to Hugging Face")
+
+
+def _unsupported(what: str, remedy: str) -> ApiError:
+    return refuse(f"This server cannot {what}: {remedy}.", code="unsupported")
 
 
 def _entries(models: ModelRegistry) -> Iterator[tuple[ModelStatus, ModelDescription, dict[str, Any]]]:

@@ -8,15 +8,8 @@ from __future__ import annotations
 
 import html
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.api.base import Operation
-from mlx_backend.api.fields import BodyCall
-from mlx_backend.api.json_text import decode_json
-from mlx_backend.api.openai.base import OpenAIProtocol, with_extra_body
-from mlx_backend.api.openai.chat_body import ChatBody
-from mlx_backend.api.openai.objects import ChatChunk, ChatCompletion
 from mlx_backend.api.openai.stream import (
     ChatLogprobs,
     ChoiceWriter,
@@ -40,6 +33,7 @@ from mlx_backend.settings import ReasoningField, ReasoningFormat
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from mlx_backend.api.openai.chat_body import ChatBody
     from mlx_backend.api.openai.stream import LogprobsFormat
     from mlx_backend.api.tools import Arguments
     from mlx_backend.chat.reply import Reply, ReplyEvent
@@ -149,54 +143,23 @@ class _DetailsBlock(_Block):
         return html.escape(text).replace("\n", "\n> ")
 
 
-class ChatCompletions(OpenAIProtocol):
-    """Implements `ReplyProtocol`: a conversation is answered."""
-
-    operation = Operation(
-        summary="Answer a conversation",
-        body=ChatBody,
-        answer=ChatCompletion,
-        event=ChatChunk,
-    )
-
-    def parse(self, body: bytes) -> ChatCompletionCall:
-        """Parse a request. Raises ApiError naming the field that is wrong."""
-        written = with_extra_body(decode_json(body))
-        return ChatCompletionCall(ChatBody.parse(written), written)
-
-
-@dataclass(frozen=True)
-class ChatCompletionCall(BodyCall[ChatBody]):
-    """Implements `ReplyCall`. `written` is the body as the client wrote it: effort is looked up there."""
-
-    written: Mapping[str, Any]
-
-    @property
-    def stream(self) -> bool:
-        """Whether the reply is to be streamed."""
-        return bool(self.body.stream)
-
-    def start(self, service: Service, client: QueueClient) -> tuple[Reply | ReplyGroup, ChunkWriter]:
-        """Start the reply, with the reasoning where the request, the model or the server wants it."""
-        settings = service.settings
-        reasoning_format = self.body.reasoning_format_or(settings.reasoning_format)
-        request = self.body.request(self.written, reasoning_format)
-        reply = service.chat_replies(request, self.body.num_choices, client)
-        engine, tools = service.engine, self.body.tools or Tools()
-        choices = [
-            ChatWriter(
-                call_id=each.call_id,
-                tools=tools,
-                reasoning_format=reasoning_format,
-                reasoning_field=settings.reasoning_field,
-                logprobs=ChatLogprobs(engine.tokenizer.bytes_of) if self.body.logprobs else None,
-            )
-            for each in reply.replies
-        ]
-        options = self.body.stream_fields(reply)
-        return reply, ChunkWriter(
-            FORM, service.model_id, choices, reasoning=reasoning_object(reply), **options
+def start(body: ChatBody, service: Service, client: QueueClient) -> tuple[Reply | ReplyGroup, ChunkWriter]:
+    """Answer a conversation."""
+    settings, tools = service.settings, body.tools or Tools()
+    reasoning_format = body.reasoning_format_or(settings.reasoning_format)
+    reply = service.chat_replies(body.request(reasoning_format), body.num_choices, client)
+    choices = [
+        ChatWriter(
+            call_id=each.call_id,
+            tools=tools,
+            reasoning_format=reasoning_format,
+            reasoning_field=settings.reasoning_field,
+            logprobs=ChatLogprobs(service.engine.tokenizer.bytes_of) if body.logprobs else None,
         )
+        for each in reply.replies
+    ]
+    options = body.stream_fields(reply)
+    return reply, ChunkWriter(FORM, service.model_id, choices, reasoning=reasoning_object(reply), **options)
 
 
 FORM = ReplyForm("chatcmpl-", "chat.completion.chunk", "chat.completion")

@@ -272,8 +272,8 @@ class ChatBody(ConversationBody, GenerationBody):
             default = ReasoningFormat.THINK
         return self.setting("reasoning_format") or default
 
-    def request(self, written: Mapping[str, Any], reasoning_format: ReasoningFormat) -> ChatRequest:
-        """Return the request for the chat service. `written` is the body as the client wrote it."""
+    def request(self, reasoning_format: ReasoningFormat = ReasoningFormat.SEPARATE) -> ChatRequest:
+        """Return the request for the chat service."""
         if self.add_generation_prompt and self.continue_final_message:
             raise refuse(
                 "continue_final_message = true continues the last message, add_generation_prompt = true begins a new "
@@ -299,7 +299,7 @@ class ChatBody(ConversationBody, GenerationBody):
             continue_last=self.continue_final_message is not False,
             add_generation_prompt=self.add_generation_prompt is not False,
             raw=reasoning_format is ReasoningFormat.RAW,
-            **self.common(written, "messages"),
+            **self.common("messages"),
         )
 
 

@@ -6,18 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from mlx_backend.api.base import Operation
 from mlx_backend.api.errors import refuse
-from mlx_backend.api.fields import BodyCall, Refusals, is_empty, is_one_of
-from mlx_backend.api.json_text import decode_json
-from mlx_backend.api.openai.base import OpenAIProtocol, with_extra_body
+from mlx_backend.api.fields import Refusals, is_empty, is_one_of
 from mlx_backend.api.openai.generation_body import (
     LIMIT_NAMES,
     REFUSED,
     GenerationBody,
     as_count_of_logprobs,
 )
-from mlx_backend.api.openai.objects import DescribedAs, Prompts, TextChunk, TextCompletion
+from mlx_backend.api.openai.objects import DescribedAs, Prompts
 from mlx_backend.api.openai.stream import ChoiceWriter, Chunk, ChunkWriter, ReplyForm, TextLogprobs
 from mlx_backend.api.reply_fields import as_limit
 from mlx_backend.chat.reply import ContentLogprobs, EchoedPrompt
@@ -98,41 +95,15 @@ def _prompt(written: Any, where: str) -> str | tuple[int, ...]:
             raise refuse(f"{where}: must be a string or a list of token ids, not {excerpt(written)}.", where)
 
 
-class Completions(OpenAIProtocol):
-    """Implements `ReplyProtocol`: a text is continued."""
-
-    operation = Operation(
-        summary="Continue a text",
-        body=CompletionBody,
-        answer=TextCompletion,
-        event=TextChunk,
-    )
-
-    def parse(self, body: bytes) -> CompletionCall:
-        """Parse a request. Raises ApiError naming the field that is wrong."""
-        return CompletionCall(CompletionBody.parse(with_extra_body(decode_json(body))))
-
-
-class CompletionCall(BodyCall[CompletionBody]):
-    """Implements `ReplyCall`."""
-
-    @property
-    def stream(self) -> bool:
-        """Whether the reply is to be streamed."""
-        return bool(self.body.stream)
-
-    def start(self, service: Service, client: QueueClient) -> tuple[Reply | ReplyGroup, ChunkWriter]:
-        """Start a completion, or several."""
-        prompts = self.body.prompts
-        request = self.body.request(prompts[0])
-        reply = service.complete_replies(request, prompts, self.body.num_choices, client)
-        engine = service.engine
-        has_logprobs = self.body.logprobs is not None
-        choices = [
-            TextWriter(logprobs=TextLogprobs(engine.tokenizer.bytes_of) if has_logprobs else None)
-            for _ in reply.replies
-        ]
-        return reply, ChunkWriter(FORM, service.model_id, choices, **self.body.stream_fields(reply))
+def start(
+    body: CompletionBody, service: Service, client: QueueClient
+) -> tuple[Reply | ReplyGroup, ChunkWriter]:
+    """Continue a text."""
+    prompts = body.prompts
+    reply = service.complete_replies(body.request(prompts[0]), prompts, body.num_choices, client)
+    bytes_of, has_logprobs = service.engine.tokenizer.bytes_of, body.logprobs is not None
+    choices = [TextWriter(logprobs=TextLogprobs(bytes_of) if has_logprobs else None) for _ in reply.replies]
+    return reply, ChunkWriter(FORM, service.model_id, choices, **body.stream_fields(reply))
 
 
 FORM = ReplyForm("cmpl-", "text_completion", "text_completion")

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import base64
 import sys
-from abc import abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from mlx_backend.api.base import Cost, JsonAnswer, Operation
 from mlx_backend.api.errors import refuse
-from mlx_backend.api.fields import Body, BodyCall
-from mlx_backend.api.json_text import decode_json
-from mlx_backend.api.openai.base import OpenAIProtocol
 from mlx_backend.api.openai.objects import DescribedAs, EmbeddingList, Texts
+from mlx_backend.api.reading import ReadingBody
 from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.embedding.embedder import MAX_TEXTS, EmbeddingRequest
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from mlx_backend.api.base import OnDisconnect
-    from mlx_backend.embedding.embedder import Embedder
     from mlx_backend.embedding.embedding_config import Role
-    from mlx_backend.engine.base import QueueClient
-    from mlx_backend.registry.base import Lease, ModelRegistry
 
 # The words for a text's role that clients of Cohere, Voyage, NVIDIA, Jina and sentence-transformers send.
 _ROLES: dict[str, Role | None] = {
@@ -63,19 +54,7 @@ type RoleWord = Annotated[
 ]
 
 
-class VectorsBody(Body):
-    """What any request for vectors is, in whichever API."""
-
-    @abstractmethod
-    def request(self) -> EmbeddingRequest:
-        """Return the request for the embedding service. Raises ApiError."""
-
-    @abstractmethod
-    def answer(self, model: str, vectors: Sequence[array[float]], tokens: int) -> Mapping[str, Any]:
-        """Return what the vectors of its texts, which had so many tokens, are sent as."""
-
-
-class EmbeddingsBody(VectorsBody):
+class EmbeddingsBody(ReadingBody):
     """POST /v1/embeddings."""
 
     input: Annotated[Any, DescribedAs(Texts)]
@@ -110,51 +89,18 @@ class EmbeddingsBody(VectorsBody):
             return max(0, self.truncate_prompt_tokens)
         return 0 if self.truncate else None
 
-    def answer(self, model: str, vectors: Sequence[array[float]], tokens: int) -> EmbeddingList:
+    def answer(self, model: str, results: Sequence[array[float]], tokens: int) -> EmbeddingList:
         """Return OpenAI's list of embeddings."""
         encode = _as_base64 if self.encoding_format == "base64" else list
         return {
             "object": "list",
             "data": [
                 {"object": "embedding", "index": index, "embedding": encode(vector)}
-                for index, vector in enumerate(vectors)
+                for index, vector in enumerate(results)
             ],
             "model": model,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
-
-
-class CreateEmbeddings(OpenAIProtocol):
-    """Implements `JsonProtocol`: texts become vectors."""
-
-    operation = Operation(summary="Turn texts into vectors", body=EmbeddingsBody, answer=EmbeddingList)
-
-    def parse(self, body: bytes) -> EmbeddingsCall:
-        """Parse a request. Raises ApiError naming the field that is wrong."""
-        parsed = EmbeddingsBody.parse(decode_json(body))
-        return EmbeddingsCall(parsed, parsed.request())
-
-
-@dataclass(frozen=True)
-class EmbeddingsCall(BodyCall[VectorsBody]):
-    """Implements `JsonCall`."""
-
-    request: EmbeddingRequest
-
-    def acquire(self, models: ModelRegistry, wait: float) -> Lease[Embedder]:
-        """Lease the embedding model."""
-        return models.acquire_embedder(self.model, wait, "embedding")
-
-    def answer(self, service: Embedder, client: QueueClient, on_disconnect: OnDisconnect) -> JsonAnswer:
-        """Compute the vectors."""
-        pending = service.embed(self.request, client)
-        with on_disconnect(pending.close):
-            vectors = pending.vectors()
-        model = service.engine.model_id
-        cost = Cost(model=model, texts=len(pending.job.texts), tokens=pending.tokens)
-        if vectors is None:
-            return JsonAnswer(None, cost)
-        return JsonAnswer(self.body.answer(model, vectors, pending.tokens), cost)
 
 
 def as_texts(value: Any, field: str) -> list[str | list[int]]:

@@ -16,17 +16,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlx_backend.api.base import Operation
-from mlx_backend.api.openai.base import OpenAIProtocol
 from mlx_backend.api.openai.codex_models import codex_model, levels
-from mlx_backend.api.openai.objects import Loading, ModelList, ModelObject
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.registry.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from mlx_backend.engine.base import QueueClient
+    from mlx_backend.api.addresses import Query
+    from mlx_backend.api.openai.objects import Loading
     from mlx_backend.registry.base import ModelRegistry, ModelStatus
 
 
@@ -76,72 +74,41 @@ def listed_models(models: ModelRegistry) -> Iterator[NamedModel]:
             yield NamedModel(f"{status.name}:{effort}", status, chosen, is_effort=True)
 
 
-class ListModels(OpenAIProtocol):
-    """Implements `ResourceProtocol`: the models that can be served, each once for every name it has, and for its
-    efforts where a setting says so."""
-
-    operation = Operation(summary="List the models", answer=ModelList)
+class OpenAIModels:
+    """The addresses of models, on a server that was started when it was `created`."""
 
     def __init__(self, created: int) -> None:
         self._created = created
 
-    def answer(
-        self, models: ModelRegistry, _arguments: Mapping[str, str], _client: QueueClient
-    ) -> dict[str, Any]:
-        """Return the list."""
+    def list(self, query: Query) -> dict[str, Any]:
+        """List the models."""
         data: list[dict[str, Any]] = []
         codex: list[dict[str, Any]] = []
-        for name, status, description, is_effort in listed_models(models):
+        for name, status, description, is_effort in listed_models(query.models):
             alias = name if name != status.name else None
             data.append(model_object(status, description, self._created, alias=alias))
             if description.kind == "llm":
                 codex.append(codex_model(name, description, len(codex), is_listed=not is_effort))
         return {"object": "list", "data": data, "models": codex}
 
-
-class GetModel(OpenAIProtocol):
-    """Implements `ResourceProtocol`: one model, by any of its names."""
-
-    operation = Operation(summary="Describe a model", answer=ModelObject)
-
-    def __init__(self, created: int) -> None:
-        self._created = created
-
-    def answer(
-        self, models: ModelRegistry, arguments: Mapping[str, str], _client: QueueClient
-    ) -> dict[str, Any]:
-        """Return the model's object. Raises UnknownModel or ModelNotAllowed."""
-        name = arguments["name"]
-        status = models.status(name)
-        described = description_of(models, name)
+    def get(self, query: Query) -> dict[str, Any]:
+        """Describe a model."""
+        name = query.arguments["name"]
+        status = query.models.status(name)
+        described = description_of(query.models, name)
         alias = name if name in status.aliases or name.startswith(f"{status.name}:") else None
         return model_object(status, described, self._created, alias=alias)
 
 
-class LoadModel(OpenAIProtocol):
-    """Implements `ResourceProtocol` for a model that has been loaded."""
-
-    operation = Operation(summary="Load a model, and wait for it", answer=Loading)
-
-    def answer(
-        self, models: ModelRegistry, arguments: Mapping[str, str], _client: QueueClient
-    ) -> dict[str, Any]:
-        """Say that it is ready."""
-        name = arguments["name"]
-        return {"model": name, "message": "It is loaded."}
+def load(query: Query) -> Loading:
+    """Load a model, and wait for it."""
+    return {"model": query.arguments["name"], "message": "It is loaded."}
 
 
-class UnloadModel(OpenAIProtocol):
-    """Implements `ResourceProtocol`: a model is unloaded once it is not in use."""
-
-    operation = Operation(summary="Unload a model once it is not in use", answer=Loading)
-
-    def answer(
-        self, models: ModelRegistry, arguments: Mapping[str, str], _client: QueueClient
-    ) -> dict[str, Any]:
-        """Say what happens. Raises UnknownModel, ModelNotAllowed or ModelPinned."""
-        name = arguments["name"]
-        return {"model": name, "message": models.unload(name)}
+def unload(query: Query) -> Loading:
+    """Unload a model once it is not in use."""
+    name = query.arguments["name"]
+    return {"model": name, "message": query.models.unload(name)}
 
 
 def model_object(

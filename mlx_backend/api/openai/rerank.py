@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from mlx_backend.api.base import Cost, JsonAnswer, Operation
 from mlx_backend.api.errors import refuse
-from mlx_backend.api.fields import Body, BodyCall
-from mlx_backend.api.json_text import decode_json
-from mlx_backend.api.openai.base import OpenAIProtocol
 from mlx_backend.api.openai.objects import DescribedAs, Document, Ranking, RankingResult
+from mlx_backend.api.reading import ReadingBody
 from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.embedding.embedder import MAX_TEXTS, RerankRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mlx_backend.api.base import OnDisconnect
-    from mlx_backend.embedding.embedder import Embedder
-    from mlx_backend.engine.base import QueueClient
-    from mlx_backend.registry.base import Lease, ModelRegistry
+    from mlx_backend.embedding.embedder import PendingResult
 
 
-class RerankBody(Body):
+class RerankBody(ReadingBody):
     """POST /v1/rerank. A document that is too long is truncated, as other servers do."""
+
+    kind = "rerank"
 
     query: str
     documents: Annotated[list[Annotated[Any, DescribedAs(Document)]], Field(max_length=MAX_TEXTS)]
@@ -46,58 +41,27 @@ class RerankBody(Body):
         """The documents' texts."""
         return [_document_text(i, document) for i, document in enumerate(self.documents)]
 
-    def answer(self, model: str, scores: Sequence[float], tokens: int) -> Ranking:
+    def results(self, pending: PendingResult) -> list[float] | None:
+        """Wait for the scores."""
+        return pending.scores(raw=self.raw_scores is True)
+
+    def answer(self, model: str, results: Sequence[float], tokens: int) -> Ranking:
         """Return the results, best first; equal scores keep the order of the request."""
-        order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top_n]
+        order = sorted(range(len(results)), key=lambda i: -results[i])[: self.top_n]
         texts = self.texts
-        results: list[RankingResult] = []
+        ranked: list[RankingResult] = []
         for i in order:
-            result: RankingResult = {"index": i, "relevance_score": scores[i]}
+            result: RankingResult = {"index": i, "relevance_score": results[i]}
             if self.return_documents:
                 result["document"] = {"text": texts[i]}
-            results.append(result)
+            ranked.append(result)
         return {
             "id": f"rerank-{uuid.uuid4().hex}",
             "object": "list",
             "model": model,
-            "results": results,
+            "results": ranked,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
-
-
-class Rerank(OpenAIProtocol):
-    """Implements `JsonProtocol`: documents are scored for a query."""
-
-    operation = Operation(summary="Rank documents for a query", body=RerankBody, answer=Ranking)
-
-    def parse(self, body: bytes) -> RerankCall:
-        """Parse a request. Raises ApiError naming the field that is wrong."""
-        parsed = RerankBody.parse(decode_json(body))
-        return RerankCall(parsed, parsed.request())
-
-
-@dataclass(frozen=True)
-class RerankCall(BodyCall[RerankBody]):
-    """Implements `JsonCall`."""
-
-    request: RerankRequest
-
-    def acquire(self, models: ModelRegistry, wait: float) -> Lease[Embedder]:
-        """Lease the rerank model."""
-        return models.acquire_embedder(self.model, wait, "rerank")
-
-    def answer(self, service: Embedder, client: QueueClient, on_disconnect: OnDisconnect) -> JsonAnswer:
-        """Compute the scores."""
-        pending = service.rerank(self.request, client)
-        with on_disconnect(pending.close):
-            scores = pending.scores(raw=self.body.raw_scores is True)
-        model = service.engine.model_id
-        cost = Cost(
-            model=model, texts=len(pending.job.texts), tokens=pending.tokens, truncated=pending.truncated
-        )
-        if scores is None:
-            return JsonAnswer(None, cost)
-        return JsonAnswer(self.body.answer(model, scores, pending.tokens), cost)
 
 
 def _document_text(index: int, document: Any) -> str:

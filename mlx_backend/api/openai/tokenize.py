@@ -6,29 +6,23 @@ equals `usage.prompt_tokens` of the same request. Nothing here waits for the eng
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from mlx_backend.api.base import JsonAnswer, Operation
 from mlx_backend.api.errors import refuse
-from mlx_backend.api.fields import Body, BodyCall
-from mlx_backend.api.json_text import decode_json
-from mlx_backend.api.openai.base import OpenAIProtocol, with_extra_body
+from mlx_backend.api.fields import Body, with_extra_body
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.api.openai.objects import Detokenized, Tokenized
 from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.embedding.embedder import MAX_TEXTS, Embedder
-from mlx_backend.settings import ReasoningFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from mlx_backend.api.base import OnDisconnect
+    from mlx_backend.api.addresses import Addresses
     from mlx_backend.chat.service import Service
     from mlx_backend.engine.base import QueueClient
-    from mlx_backend.registry.base import Lease, ModelRegistry
 
 
 MAX_DETOKENIZED = 1 << 20
@@ -60,12 +54,6 @@ class TokenizedChat(ChatBody):
 
     return_token_strs: bool | None = None
 
-    def prompt_tokens(
-        self, service: Service, written: Mapping[str, Any], client: QueueClient
-    ) -> Sequence[int]:
-        """Tokenise what the model would get. `written` is the request as the client wrote it."""
-        return service.prompt(self.request(written, ReasoningFormat.SEPARATE), client).tokens
-
 
 class DetokenizeBody(Body):
     """Token ids to be turned into text."""
@@ -84,88 +72,56 @@ class DetokenizeBody(Body):
         return tokenizer.decode(self.tokens)
 
 
-class Tokenize(OpenAIProtocol):
-    """Implements `JsonProtocol`: the tokens of a text, or of the prompt that a conversation becomes."""
-
-    operation = Operation(
-        summary="Count and list the tokens of a text or a conversation",
-        body=TokenizedText | TokenizedChat,
-        answer=Tokenized,
+def add_to(api: Addresses) -> None:
+    """Add the addresses."""
+    api.json(
+        "/v1/tokenize",
+        tokenize,
+        TokenizedText | TokenizedChat,
+        Tokenized,
+        lambda models, name, wait: models.acquire_any(name, wait),
+        parse=parse,
     )
+    api.json("/v1/detokenize", detokenize, DetokenizeBody, Detokenized)
 
-    def parse(self, body: bytes) -> TokenizeCall:
-        """Parse a request. Raises ApiError naming the field that is wrong."""
-        written = with_extra_body(decode_json(body))
-        return TokenizeCall(self._parsed(written), written)
 
-    @staticmethod
-    def _parsed(body: Any) -> TokenizedText | TokenizedChat:
-        if not isinstance(body, dict):
-            raise refuse(f"The body must be a JSON object, not {json_type(body)}.")
-        sent = [name for name in ("prompt", "messages") if body.get(name) is not None]
-        if len(sent) != 1:
-            text = "prompt and messages: send one of them." if sent else "prompt or messages is missing."
-            raise refuse(text, "messages" if sent else "prompt")
-        if sent == ["prompt"]:
-            _check_prompt(body["prompt"])
-            return TokenizedText.parse(body)
+def parse(body: Any) -> TokenizedText | TokenizedChat:
+    """Check a body: it has a text, several, or a conversation. Raises ApiError."""
+    body = with_extra_body(body)
+    if not isinstance(body, dict):
+        raise refuse(f"The body must be a JSON object, not {json_type(body)}.")
+    sent = [name for name in ("prompt", "messages") if body.get(name) is not None]
+    if len(sent) != 1:
+        text = "prompt and messages: send one of them." if sent else "prompt or messages is missing."
+        raise refuse(text, "messages" if sent else "prompt")
+    if sent == ["messages"]:
         return TokenizedChat.parse(body)
+    _check_prompt(body["prompt"])
+    return TokenizedText.parse(body)
 
 
-@dataclass(frozen=True)
-class TokenizeCall(BodyCall[TokenizedText | TokenizedChat]):
-    """Implements `JsonCall`. `written` is the body as the client wrote it."""
-
-    waits_for_engine: ClassVar[bool] = False
-
-    written: Mapping[str, Any]
-
-    def acquire(self, models: ModelRegistry, wait: float) -> Lease[Service | Embedder]:
-        """Lease a model of any type."""
-        return models.acquire_any(self.model, wait)
-
-    def answer(
-        self, service: Service | Embedder, client: QueueClient, _on_disconnect: OnDisconnect
-    ) -> JsonAnswer:
-        """Tokenise. An embedding model takes texts, not conversations."""
-        body = self.body
-        if isinstance(service, Embedder):
-            _check_for_embedder(service, body)
-        elif isinstance(body, TokenizedText):
-            service.check_tokenizable(body.texts)
-        if isinstance(body, TokenizedText):
-            parts = [_tokenized(service, body.tokens(service, text), body) for text in body.texts]
-        else:
-            assert not isinstance(service, Embedder)  # refused above
-            parts = [_tokenized(service, body.prompt_tokens(service, self.written, client), body)]
-        found = parts[0]
-        if isinstance(body, TokenizedText) and isinstance(body.prompt, list):
-            found = {key: [part[key] for part in parts] for key in found}
-        return JsonAnswer({"count": found["count"], "max_model_len": service.engine.context_length, **found})
+def tokenize(
+    body: TokenizedText | TokenizedChat, service: Service | Embedder, client: QueueClient
+) -> dict[str, Any]:
+    """Count and list the tokens of a text or a conversation."""
+    if isinstance(service, Embedder):
+        _check_for_embedder(service, body)
+    elif isinstance(body, TokenizedText):
+        service.check_tokenizable(body.texts)
+    if isinstance(body, TokenizedText):
+        parts = [_tokenized(service, body.tokens(service, text), body) for text in body.texts]
+    else:
+        assert not isinstance(service, Embedder)  # refused above
+        parts = [_tokenized(service, service.prompt(body.request(), client).tokens, body)]
+    found = parts[0]
+    if isinstance(body, TokenizedText) and isinstance(body.prompt, list):
+        found = {key: [part[key] for part in parts] for key in found}
+    return {"count": found["count"], "max_model_len": service.engine.context_length, **found}
 
 
-class Detokenize(OpenAIProtocol):
-    """Implements `JsonProtocol`: the text of token ids."""
-
-    operation = Operation(summary="Return the text of tokens", body=DetokenizeBody, answer=Detokenized)
-
-    def parse(self, body: bytes) -> DetokenizeCall:
-        """Parse a request. Raises ApiError naming the field that is wrong."""
-        return DetokenizeCall(DetokenizeBody.parse(decode_json(body)))
-
-
-class DetokenizeCall(BodyCall[DetokenizeBody]):
-    """Implements `JsonCall`."""
-
-    waits_for_engine: ClassVar[bool] = False
-
-    def acquire(self, models: ModelRegistry, wait: float) -> Lease[Service]:
-        """Lease a language model."""
-        return models.acquire(self.model, wait)
-
-    def answer(self, service: Service, _client: QueueClient, _on_disconnect: OnDisconnect) -> JsonAnswer:
-        """Decode the tokens."""
-        return JsonAnswer({"prompt": self.body.text(service)})
+def detokenize(body: DetokenizeBody, service: Service, _client: QueueClient) -> Detokenized:
+    """Return the text of tokens."""
+    return {"prompt": body.text(service)}
 
 
 def _check_prompt(prompt: Any) -> None:

@@ -90,8 +90,16 @@ class ResponsesBody(ConversationBody):
         names = [name for name, value in unmeant.items() if value is not None]
         return [*unknown, *names, *(name for name in super().ignored if name != "text.verbosity")]
 
-    def request(self, written: Mapping[str, Any], store: ResponseStore, owner: str) -> ParsedRequest:
+    @property
+    def asked_reasoning(self) -> Mapping[str, Any]:
+        """What is asked for of the reasoning."""
+        asked: Mapping[str, Any] | None = self.written.get("reasoning")
+        return {} if asked is None else asked
+
+    def request(self, store: ResponseStore, owner: str) -> ParsedRequest:
         """Return the request for the chat service, and what of it the response needs. Raises ApiError."""
+        if not isinstance(self.asked_reasoning, Mapping):
+            raise refuse(f"reasoning: must be an object, not {excerpt(self.asked_reasoning)}.", "reasoning")
         previous = None
         if self.previous_response_id:
             previous = store.get(self.previous_response_id, owner, field="previous_response_id")
@@ -120,7 +128,7 @@ class ResponsesBody(ConversationBody):
                 tool_choice=choice,
                 parallel_tool_calls=self.parallel_tool_calls is not False,
                 is_last_complete=conversation.is_last_complete,
-                **self.common(written, "input", "instructions"),
+                **self.common("input", "instructions"),
             ),
             tools,
             items,
@@ -151,13 +159,3 @@ class ParsedRequest:
     tools: Tools
     items: Sequence[Mapping[str, Any]]
     previous: StoredResponse | None
-
-
-def check_reasoning(written: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the `reasoning` of a request. Raises the ApiError for one that is no object."""
-    reasoning = written.get("reasoning")
-    if reasoning is None:
-        return {}
-    if not isinstance(reasoning, Mapping):
-        raise refuse(f"reasoning: must be an object, not {excerpt(reasoning)}.", "reasoning")
-    return reasoning

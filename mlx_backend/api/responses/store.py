@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.errors import ApiError
 from mlx_backend.api.json_text import body
-from mlx_backend.api.openai.base import OpenAIProtocol
 from mlx_backend.byte_cache import ByteCache, CacheBudget
 from mlx_backend.conversation.json_values import excerpt
 
@@ -122,10 +121,3 @@ class ResponseStore:
             for item in (*stored.response["output"], *stored.input)
             if isinstance(item.get("id"), str) and item["id"] in identifiers
         }
-
-
-class StoreProtocol(OpenAIProtocol):
-    """The base of the protocols that look into the store."""
-
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store

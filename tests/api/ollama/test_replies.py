@@ -11,10 +11,9 @@ import pytest
 from scripted_engine import ScriptedEngine, Transcript
 from scripted_server import ANSWER, CALL, WEATHER, client_of
 
-from mlx_backend.api.base import JsonCall
 from mlx_backend.api.errors import ApiError
 from mlx_backend.api.ollama.body import GenerateBody, OllamaBody, OllamaChatBody
-from mlx_backend.api.ollama.replies import Chat, Generate
+from mlx_backend.api.ollama.replies import start
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, CompletionRequest
 from mlx_backend.chat.service import Service
 from mlx_backend.engine.base import ANYONE
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from werkzeug.test import Client, TestResponse
 
-    from mlx_backend.api.base import ReplyProtocol
 
 USER = {"role": "user", "content": "hello"}
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -217,7 +215,7 @@ OPTIONS = {
 )
 def test_options_are_the_settings_of_the_reply(body: type[OllamaBody], prompt: dict[str, Any]) -> None:
     written = {**prompt, "options": OPTIONS, "logprobs": True, "logit_bias": {"5": 1}}
-    request = body.parse(written).request(written)
+    request = body.parse(written).request()
     assert request.sampling == {
         "temperature": 0.5,
         "top_k": 20,
@@ -235,12 +233,12 @@ def test_options_are_the_settings_of_the_reply(body: type[OllamaBody], prompt: d
 @pytest.mark.parametrize("limit", [-1, -2, 0])
 def test_num_predict_has_words_for_no_limit(limit: int) -> None:
     written = {"messages": [USER], "options": {"num_predict": limit}}
-    assert OllamaChatBody.parse(written).request(written).max_tokens is None
+    assert OllamaChatBody.parse(written).request().max_tokens is None
 
 
 def test_a_penalty_of_zero_is_none() -> None:
     written = {"messages": [USER], "options": {"repeat_penalty": 0}}
-    assert OllamaChatBody.parse(written).request(written).sampling == {"repetition_penalty": 1.0}
+    assert OllamaChatBody.parse(written).request().sampling == {"repetition_penalty": 1.0}
 
 
 def test_what_means_nothing_here_is_named(client: Client) -> None:
@@ -288,7 +286,7 @@ def test_bad_input_is_a_sentence_that_names_the_field(
 def test_images_stand_before_the_text_of_their_message(prefix: str) -> None:
     seen = {"role": "user", "content": "What is this?", "images": [f"{prefix}aaaa", "bbbb"]}
     written = {"messages": [USER, seen]}
-    request = OllamaChatBody.parse(written).request(written)
+    request = OllamaChatBody.parse(written).request()
     parts = [{"type": "image", "image": 0}, {"type": "image", "image": 1}]
     assert request.messages[1]["content"] == [*parts, {"type": "text", "text": "What is this?"}]
     assert [(image.url, image.where) for image in request.images] == [
@@ -296,7 +294,7 @@ def test_images_stand_before_the_text_of_their_message(prefix: str) -> None:
         ("data:image/png;base64,bbbb", "messages[1].images[1]"),
     ]
     alone = {"prompt": "What is this?", "system": "Look.", "images": ["aaaa"]}
-    generated = GenerateBody.parse(alone).request(alone)
+    generated = GenerateBody.parse(alone).request()
     assert isinstance(generated, ChatRequest)
     assert [image.where for image in generated.images] == ["images[0]"]
 
@@ -317,7 +315,7 @@ def test_a_format_holds_the_answer(written: Any, expected: AnswerFormat | None) 
 @pytest.mark.parametrize("fields", [{"raw": True}, {"suffix": "after"}])
 def test_a_raw_prompt_and_one_with_a_suffix_go_to_the_model_as_they_are(fields: dict[str, Any]) -> None:
     written = {"prompt": "<|start|>", "options": {"num_predict": 3}, **fields}
-    request = GenerateBody.parse(written).request(written)
+    request = GenerateBody.parse(written).request()
     assert isinstance(request, CompletionRequest)
     assert (request.prompt, request.suffix, request.max_tokens) == ("<|start|>", fields.get("suffix", ""), 3)
 
@@ -371,10 +369,8 @@ def test_a_silence_is_filled_with_lines_that_add_nothing(path: str, said: dict[s
     """An empty line would be no JSON, and litellm reads none without a response or a `thinking`."""
     with ScriptedEngine([ANSWER]) as engine:
         body = {"messages": [USER], "prompt": "hello"}
-        protocol: ReplyProtocol = Chat() if path == CHAT else Generate()
-        call = protocol.parse(json.dumps(body).encode())
-        assert not isinstance(call, JsonCall)
-        reply, writer = call.start(Service(engine), ANYONE)
+        kind = OllamaChatBody if path == CHAT else GenerateBody
+        reply, writer = start(kind.parse(body), Service(engine), ANYONE)
         reply.close()
         line = json.loads(writer.keepalive())
         assert timeless(line) == {"model": engine.model_id, **said, "done": False}

@@ -8,7 +8,6 @@ import pytest
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.chat.request import AnswerFormat
 from mlx_backend.conversation.json_values import unwrapped_schema
-from mlx_backend.settings import ReasoningFormat
 
 SCHEMA = {"type": "object", "properties": {"schema": {"type": "string"}}, "required": ["schema"]}
 NAMED = {"name": "plan", "description": "A plan.", "strict": True, "schema": SCHEMA}
@@ -17,7 +16,7 @@ PASTED = {"type": "json_schema", "json_schema": NAMED}
 
 def answer_format(**fields: Any) -> AnswerFormat | None:
     written = {"messages": [], **fields}
-    return ChatBody.parse(written).request(written, ReasoningFormat.SEPARATE).answer_format
+    return ChatBody.parse(written).request().answer_format
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,165 @@
+"""What the store of responses is for: they are created, counted, read, deleted and gone on from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.api.addresses import Addresses
+from mlx_backend.api.errors import refuse
+from mlx_backend.api.openai.base import OPENAI
+from mlx_backend.api.openai.stream import ChatLogprobs
+from mlx_backend.api.responses import objects
+from mlx_backend.api.responses.body import ResponsesBody
+from mlx_backend.api.responses.store import ResponseStore
+from mlx_backend.api.responses.stream import ResponseWriter
+from mlx_backend.api.tools import echoed
+from mlx_backend.conversation.json_values import excerpt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mlx_backend.api.addresses import Query
+    from mlx_backend.api.responses.body import ParsedRequest
+    from mlx_backend.chat.reply import Reply
+    from mlx_backend.chat.service import Service
+    from mlx_backend.engine.base import QueueClient
+
+
+def addresses() -> Addresses:
+    """Return the addresses, with a store of their own."""
+    api, responses = Addresses(OPENAI), Responses(ResponseStore())
+    api.reply("/v1/responses", responses.create, ResponsesBody, objects.Response, objects.Event)
+    api.json("/v1/responses/input_tokens", responses.count, ResponsesBody, objects.InputTokens)
+    path = "/v1/responses/<response_id>"
+    api.resource("GET", path, responses.get, objects.Response)
+    api.resource("DELETE", path, responses.delete, objects.DeletedResponse)
+    api.resource("POST", path + "/cancel", responses.cancel, objects.Response)
+    api.resource("GET", path + "/input_items", responses.input_items, objects.ItemList)
+    return api
+
+
+class Responses:
+    """The addresses that look into a store."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    def create(
+        self, body: ResponsesBody, service: Service, client: QueueClient
+    ) -> tuple[Reply, ResponseWriter]:
+        """Answer a conversation of items."""
+        parsed = body.request(self._store, client.name)
+        reply = service.chat(parsed.chat, client)
+        asked = body.asked_reasoning
+        summary = asked.get("summary") or asked.get("generate_summary")
+        # OpenAI's and Open Responses' events of reasoning have other names, but for those of a summary.
+        is_plain = not asked
+        writer = ResponseWriter(
+            _head(body, service, parsed, reply, summary),
+            parsed.tools,
+            call_id=reply.call_id,
+            logprobs=ChatLogprobs(service.engine.tokenizer.bytes_of) if body.wants_logprobs else None,
+            summarises=is_plain or summary not in (None, "none"),
+            streams_text=not is_plain,
+            seals="reasoning.encrypted_content" in (body.include or ()),
+            on_end=lambda response: self._keep(response, parsed, client.name),
+        )
+        return reply, writer
+
+    def _keep(self, response: dict[str, Any], parsed: ParsedRequest, owner: str) -> None:
+        if response["store"]:
+            self._store.put(response, parsed.items, parsed.previous, owner)
+
+    def count(self, body: ResponsesBody, service: Service, client: QueueClient) -> objects.InputTokens:
+        """Count the tokens of a conversation of items."""
+        prompt = service.prompt(body.request(self._store, client.name).chat, client)
+        return {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
+
+    def get(self, query: Query) -> dict[str, Any]:
+        """Return a stored response."""
+        if query.arguments.get("stream") in ("true", "1"):
+            raise refuse("A stored response cannot be streamed again: leave stream out.", "stream")
+        return self._store.get(query.arguments["response_id"], query.client.name).response
+
+    def delete(self, query: Query) -> objects.DeletedResponse:
+        """Forget a stored response."""
+        identifier = query.arguments["response_id"]
+        self._store.delete(identifier, query.client.name)
+        return {"id": identifier, "object": "response", "deleted": True}
+
+    def cancel(self, query: Query) -> dict[str, Any]:
+        """Cancel a response in the background."""
+        self._store.get(query.arguments["response_id"], query.client.name)
+        raise refuse(
+            "This response is complete: only one in the background could be cancelled. To end one that is being "
+            "generated, close its connection.",
+            "response_id",
+        )
+
+    def input_items(self, query: Query) -> dict[str, Any]:
+        """List the items that a stored response was given."""
+        identifier = query.arguments["response_id"]
+        stored = self._store.get(identifier, query.client.name)
+        given = [] if stored.previous is None else stored.previous.conversation()
+        items = [
+            {"type": "message", **item, "id": item.get("id") or f"item_{at}_{identifier}"}
+            for at, item in enumerate((*given, *stored.input))
+        ]
+        return page(items, query.arguments)
+
+
+def _head(
+    body: ResponsesBody, service: Service, parsed: ParsedRequest, reply: Reply, summary: Any
+) -> dict[str, Any]:
+    """Return the fields of the response object that say what was asked for."""
+    text = body.written.get("text") or {}
+    effort, sampling = reply.effort, service.sampling_of(parsed.chat)
+    return {
+        "background": False,
+        "frequency_penalty": sampling.frequency_penalty,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": service.model_id,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": sampling.presence_penalty,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": effort.effort if effort else None, "summary": summary},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": body.store is not False,
+        "temperature": sampling.temperature,
+        "text": {"format": {"type": "text"}, **{key: text[key] for key in text if text[key] is not None}},
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": [echoed(tool) for tool in body.written.get("tools") or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }
+
+
+def page(items: list[dict[str, Any]], arguments: Mapping[str, str]) -> dict[str, Any]:
+    """Return a page of a list: `limit` items (1 to 100) in an `order`, those that follow `after`."""
+    limit, order, after = arguments.get("limit", "20"), arguments.get("order", "desc"), arguments.get("after")
+    if not (limit.isdecimal() and len(limit) <= 3 and 1 <= int(limit) <= 100):
+        raise refuse(f"limit = {excerpt(limit)}: must be a whole number from 1 to 100.", "limit")
+    if order not in ("asc", "desc"):
+        raise refuse(f"order = {excerpt(order)}: must be asc or desc.", "order")
+    if order == "desc":
+        items = items[::-1]
+    if after is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise refuse(f"after = {excerpt(after)}: there is no such item in this response.", "after")
+        items = items[ids.index(after) + 1 :]
+    shown = items[: int(limit)]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(items) > len(shown),
+    }
