@@ -9,7 +9,7 @@ Knows shapes and lengths; nothing of requests, or of how anything is measured.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -128,14 +128,11 @@ class ManyRowsCost:
 class WorkingMemory:
     """The bytes that the computation of a chunk needs in addition to the caches.
 
-    They are `per_token` of the chunk, `per_inner_pair` for each two of them (as in a sliding window), `per_context` for
-    each token up to the chunk's end (copies of keys and values), and `per_pair` for each token of the chunk and each
-    one up to there. Attention that is computed in one kernel needs nothing for pairs.
+    They are `per_token` of the chunk, and `per_pair` for each token of the chunk and each one up to its end. Attention
+    that is computed in one kernel needs nothing for pairs.
     """
 
     per_token: float = 0.0
-    per_inner_pair: float = 0.0
-    per_context: float = 0.0
     per_pair: float = 0.0
 
     @classmethod
@@ -147,32 +144,9 @@ class WorkingMemory:
         per_pair = max(0.0, second - first) / tokens**2
         return cls(per_token=max(0.0, first / tokens - per_pair * tokens), per_pair=per_pair)
 
-    @classmethod
-    def from_four(
-        cls, tokens: int, context: int, near: Sequence[float], far: Sequence[float]
-    ) -> WorkingMemory:
-        """Return what follows from the bytes of two chunks, each measured twice.
-
-        They are of `tokens`, and of twice as many; `near` at the beginning of a text, and `far` ending at
-        position `context`.
-        """
-        # With a, b, c and d per token, context, pair and inner pair: t tokens that end at C need at + bC + ctC + dt².
-        slopes = [(far[at] - near[at]) / (context - (at + 1) * tokens) for at in (0, 1)]  # b + ct, b + 2ct
-        per_pair = max(0.0, slopes[1] - slopes[0]) / tokens
-        per_context = max(0.0, slopes[0] - per_pair * tokens)
-        all_pairs = max(0.0, near[1] - 2 * near[0]) / (2 * tokens**2)  # c + d
-        per_token = max(0.0, near[0] / tokens - per_context - max(all_pairs, per_pair) * tokens)
-        found = cls(per_token, max(0.0, all_pairs - per_pair), per_context, per_pair)
-        lacking = max(
-            (each - found(tokens, end)) / tokens for each, end in ((near[0], tokens), (far[0], context))
-        )
-        lacking = max(lacking, (far[1] - found(2 * tokens, context)) / (2 * tokens))
-        return replace(found, per_token=per_token + max(0.0, lacking))
-
     def __call__(self, tokens: int, context: int) -> int:
         """Return the bytes for a chunk of `tokens` that ends at position `context`."""
-        own = tokens * (self.per_token + self.per_inner_pair * tokens)
-        return int(own + context * (self.per_context + self.per_pair * tokens))
+        return int(tokens * (self.per_token + self.per_pair * context))
 
 
 @dataclass(slots=True)

@@ -15,7 +15,6 @@ from mlx_lm.models.cache import (
     BatchKVCache,
     BatchRotatingKVCache,
     CacheList,
-    ChunkedKVCache,
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
@@ -45,12 +44,8 @@ type LayerCaches = list[Any]  # one for each layer of the network
 
 TOKEN_BYTES = 4
 """Bytes of a token in `as_bytes`."""
-PACKED_BITS = 32
-"""Bits of an element in which quantised values are packed."""
 MAX_SLACK = 1.25
 """Allocated over used length of a layer, beyond which a copy is worth its time."""
-# The kinds of caches that `lengthen` knows.
-_LENGTHENED = KVCache | QuantizedKVCache | RotatingKVCache | ChunkedKVCache
 # The types of most of what a layer's attributes hold, which `alias` need not copy.
 _PLAIN = {int, bool, type(None)}
 
@@ -191,47 +186,6 @@ def can_rewind(layer: Any) -> bool:
     if isinstance(layer, RotatingKVCache):
         return not layer.keep
     return type(layer) in (KVCache, GrowingKVCache, QuantizedKVCache)
-
-
-def can_lengthen(layers: LayerCaches) -> bool:
-    """Whether `lengthen` knows the kinds of all these caches."""
-    return all(isinstance(part, _LENGTHENED) for part in _growing(layers))
-
-
-def lengthen(layers: LayerCaches, count: int, room: int) -> None:
-    """Append zeros for `count` tokens to what caches hold, and make room for some more.
-
-    A window is only filled up, so its offset is not that of other layers then. Caches that hold nothing are left alone.
-    """
-    for part in _growing(layers):
-        spare = 0 if isinstance(part, RotatingKVCache) else room
-        if count + spare:
-            zeros = [_zeros_like(each, part, count + spare) for each in (part.keys, part.values)]
-            mx.eval(part.update_and_fetch(*zeros))
-            part.trim(spare)
-
-
-def _growing(layers: LayerCaches) -> list[Any]:
-    parts = [
-        part for layer in layers for part in (layer.caches if isinstance(layer, CacheList) else (layer,))
-    ]
-    # A model's own kind of cache need not have all methods of mlx-lm's.
-    return [part for part in parts if not isinstance(part, ArraysCache) and not _is_empty(part)]
-
-
-def _is_empty(layer: Any) -> bool:
-    return isinstance(layer, _LENGTHENED) and bool(layer.empty())
-
-
-def _zeros_like(held: Any, layer: Any, count: int) -> mx.array:
-    """Return keys or values of `count` tokens, as a layer is given them."""
-    if isinstance(layer, QuantizedKVCache):
-        packed, scales, _ = held
-        shape, dtype = (*packed.shape[:2], count, packed.shape[-1] * PACKED_BITS // layer.bits), scales.dtype
-    else:
-        count = min(count, getattr(layer, "max_size", count))
-        shape, dtype = (*held.shape[:2], count, held.shape[-1]), held.dtype
-    return mx.zeros(shape, dtype)
 
 
 def rewind(layers: LayerCaches, count: int) -> None:

@@ -33,13 +33,13 @@ from mlx_backend.engine.mlx.rewinding import held_layers
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
 from mlx_backend.engine.mlx.vision.tower import load_vision
-from mlx_backend.engine.mlx.warm_up import WarmUp, run_to_end
+from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineError
 from mlx_backend.layers.many_rows import use_many_rows_layers
 from mlx_backend.layers.unread_outputs import find_unread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -66,10 +66,8 @@ TRIED_TOKENS = 64
 """Tokens that layers for many rows are tried with: enough that mlx-lm sorts the rows of a mixture by expert."""
 FEW_TOKENS = 2
 """Tokens of a run where it does not matter which implementation layers use."""
-FAR, MIN_FAR = 2048, 512
-"""Position at which the memory of a chunk after a long text is measured, at most and at least."""
 MEASURED_SHARE = 1 / 8
-"""Share of the room that the caches of such a chunk may take, and the chunk itself."""
+"""Share of the room that a chunk may take whose memory is measured."""
 MIN_COMFORTABLE_TOKENS = 4096
 """Length of a conversation; a model that leaves memory for fewer tokens is warned about."""
 
@@ -117,23 +115,15 @@ class Runtime:
         They use it only in these slices, until it is known what it takes.
         """
         many_rows = _many_rows_layers(self.networks, find)
-        if many_rows is None:
+        if many_rows is None or not _try_many_rows(many_rows, self.networks):
             yield from self.warm_up.measure_memory(None, self.chunk_cost)
             return
-
-        def try_and_measure() -> Iterator[None]:
-            if (yield from _try_many_rows(many_rows, self.networks)):
-                yield from self.warm_up.measure_memory(many_rows, self.chunk_cost)
-                yield from self.warm_up.measure_many_rows(many_rows, self.chunk_cost)
-                self.many_rows = many_rows
-
-        slices, has_ended = try_and_measure(), False
-        while not has_ended:
-            many_rows.is_enabled = True
-            has_ended = next(slices, slices) is slices
-            many_rows.is_enabled = self.many_rows is not None
-            if not has_ended:
+        for measure in (self.warm_up.measure_memory, self.warm_up.measure_many_rows):
+            for _ in measure(many_rows, self.chunk_cost):
+                many_rows.is_enabled = False
                 yield
+                many_rows.is_enabled = True
+        self.many_rows = many_rows
 
 
 def load_runtime(
@@ -166,7 +156,7 @@ def load_runtime(
             cleanup.callback(kernels.close)
         try:
             many_rows = _many_rows_layers(networks) if ranks is None and kernels is None else None
-            if many_rows is not None and not run_to_end(_try_many_rows(many_rows, networks)):
+            if many_rows is not None and not _try_many_rows(many_rows, networks):
                 many_rows = None
             cost = _first_run(networks)
             on_progress(0.97)
@@ -192,7 +182,7 @@ def load_runtime(
             limit, weights, cost, are_alike = ranks.agree_on_memory(limit, weights, cost)
         reservation.limit = limit
         reservation.set_weights(weights)
-        warm_up = _warm_up(networks, ranks, cost, int(reservation.room * MEASURED_SHARE))
+        warm_up = _warm_up(networks, ranks, int(reservation.room * MEASURED_SHARE))
         with device.lock:  # MLX counts the memory of all models together
             # What MLX prepares for each length takes seconds with CUDA: Tuning measures the rest there.
             is_tuned = ranks is None and warm_up.prepares
@@ -247,7 +237,7 @@ def _many_rows_layers(
     )
 
 
-def _try_many_rows(many_rows: ManyRows, networks: Networks) -> Generator[None, None, bool]:
+def _try_many_rows(many_rows: ManyRows, networks: Networks) -> bool:
     """Try such layers in the networks, and find those that chunks can leave out; return whether they can be used."""
     answering = [
         (network, partial(networks.fresh_layers, adapter)) for adapter, network in networks.by_adapter.items()
@@ -265,7 +255,6 @@ def _try_many_rows(many_rows: ManyRows, networks: Networks) -> Generator[None, N
         log.warning("Weights are not dequantised for long prompts, and rows not grouped by expert: %r", error)
         many_rows.is_enabled = False
         return False
-    yield
     for each in answering:
         try:
             number = find_unread(many_rows, partial(_filled, *each, tokens[:, :FEW_TOKENS]))
@@ -273,7 +262,6 @@ def _try_many_rows(many_rows: ManyRows, networks: Networks) -> Generator[None, N
             log.debug("Every layer is computed in every chunk of a prompt: %r", error)
         else:
             log.debug("%d layers are left out of chunks that do not end a prompt.", number)
-        yield
     return True
 
 
@@ -304,16 +292,12 @@ def _first_run(networks: Networks) -> CacheCost:
     return CacheCost.of(layers, WARM_UP_TOKENS)
 
 
-def _warm_up(networks: Networks, ranks: MLXRanks | None, cost: CacheCost, room: int) -> WarmUp:
-    far = FAR
-    while far >= MIN_FAR and cost(far) > room:
-        far //= 2
+def _warm_up(networks: Networks, ranks: MLXRanks | None, room: int) -> WarmUp:
     options, model = networks.options, networks.model
     return WarmUp(
         model.network,
         networks.fresh_layers,
         max_tokens=options.context_length or model.context_length,
-        far=far if far >= MIN_FAR else 0,  # 0: no caches have room
         room=room,
         num_tokens=model.tokenizer.vocabulary_size,
         agree=(lambda value: value) if ranks is None else (lambda value: max(ranks.all_gather(value))),

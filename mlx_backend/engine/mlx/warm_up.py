@@ -22,10 +22,9 @@ from mlx_backend.engine.mlx.chunk_cost import (
     ManyRowsCost,
     WorkingMemory,
 )
-from mlx_backend.engine.mlx.kv_cache import can_lengthen, lengthen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.layers.many_rows import ManyRows
@@ -34,11 +33,10 @@ log = logging.getLogger(__name__)
 
 MEASURED_TOKENS = CHUNK_SIZES[0]
 MEMORY_TOKENS = (512, 256, 128)
-"""Sizes of the chunks that memory is measured with, longest first."""
-MEMORY_CHUNKS = 4
-"""Number of chunks that are run for each measurement of memory."""
-MAX_MEMORY_SECONDS = 3.0
-"""The longest time for all measurements with one size."""
+"""Sizes of the chunks that memory is measured with on an NVIDIA GPU, longest first.
+
+The few megabytes that it frees late would count for much in short ones.
+"""
 VARIOUS_TOKENS = 256
 """Number of different tokens that are drawn from, at most: enough for all of a mixture's experts."""
 MAX_MEASURED_SECONDS = 0.25
@@ -51,23 +49,13 @@ MAX_RUN_SECONDS = 0.3
 """Time of the run of a length that a request may have to wait for, as far as can be known before."""
 
 
-def run_to_end[T](slices: Generator[None, None, T]) -> T:
-    """Run all slices at once, and return what they return."""
-    while True:
-        try:
-            next(slices)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-
 class WarmUp:
     """Runs a network on tokens that mean nothing, on caches of its own.
 
     `agree` gets a figure of this process and returns the largest of all processes that share the model: they have to
-    do the same runs. No run is longer than `max_tokens`. The working memory of chunks after a long text is measured at
-    position `far`, with chunks that need no more than `room` bytes. The model's token ids are below `num_tokens`.
-    `prepares` says that the device takes time for a length that is new to it, which is then not measured.
+    do the same runs. No run is longer than `max_tokens`; memory is measured with chunks that need no more than `room`
+    bytes. The model's token ids are below `num_tokens`. `prepares` says that the device takes time for a length that is
+    new to it, which is then not measured.
 
     What takes long is a generator, and yields after each run.
     """
@@ -78,7 +66,6 @@ class WarmUp:
         make_caches: Callable[[], LayerCaches],
         *,
         max_tokens: int,
-        far: int,
         room: int,
         num_tokens: int,
         agree: Callable[[float], float],
@@ -88,7 +75,6 @@ class WarmUp:
         self._make_caches = make_caches
         self._max_tokens = max_tokens
         self._measured_tokens = max(1, min(MEASURED_TOKENS, max_tokens // 2))
-        self._far = min(far, max_tokens)
         self._room = room
         self._num_tokens = min(num_tokens, VARIOUS_TOKENS)
         self._agree = agree
@@ -115,37 +101,34 @@ class WarmUp:
 
     def measure_first(self) -> ChunkCost:
         """Run two chunks, and return what they took."""
-        seconds, first, second = self._two_chunks()
-        memory = WorkingMemory.from_two(self._measured_tokens, first, second)
-        return ChunkCost((self._measured_tokens + RUN_OVERHEAD) / seconds, memory)
+        size = self._measured_tokens
+        seconds, first, second = self._two_chunks(size)
+        return ChunkCost((size + RUN_OVERHEAD) / seconds, WorkingMemory.from_two(size, first, second))
 
     def measure(self, many_rows: ManyRows | None = None) -> ChunkCost:
         """Run a few chunks, and return what they took. The parameter is that of `measure_memory`."""
         cost = self.measure_first()
         if many_rows is not None or self.prepares:
-            run_to_end(self.measure_memory(many_rows, cost))
+            for _ in self.measure_memory(many_rows, cost):
+                pass
         return cost
 
-    def measure_memory(self, many_rows: ManyRows | None, cost: ChunkCost) -> Generator[None]:
+    def measure_memory(self, many_rows: ManyRows | None, cost: ChunkCost) -> Iterator[None]:
         """Measure the memory of chunks more exactly, and note it in `cost`.
 
         With `many_rows`, of layers that have an implementation for many rows, their products take no memory here:
         dequantised weights would hide that of the rest, and `measure_many_rows` adds it.
         """
-        without_products = nullcontext if many_rows is None else many_rows.without_products
-        measurements = 1 if many_rows is None else MEASUREMENTS
-        with without_products():
-            two = max((self._two_chunks() for _ in range(measurements)), key=lambda each: each[2] - each[1])
-        yield
-        slices = self._measure_memory(two, measurements)
-        while True:
-            try:
-                with without_products():
-                    next(slices)
-            except StopIteration as end:
-                cost.memory = end.value
-                return
+        size = self._measured_tokens
+        if self.prepares:
+            fitting = (each for each in MEMORY_TOKENS if 2 * each <= self._max_tokens)
+            size = next((each for each in fitting if cost.memory(each, 2 * each) <= self._room), size)
+        taken = []
+        for _ in range(1 if many_rows is None else MEASUREMENTS):
+            with nullcontext() if many_rows is None else many_rows.without_products():
+                taken.append(self._two_chunks(size)[1:])
             yield
+        cost.memory = WorkingMemory.from_two(size, *max(taken, key=lambda each: each[1] - each[0]))
 
     def measure_many_rows(self, many_rows: ManyRows, cost: ChunkCost) -> Iterator[None]:
         """Measure chunks in which layers use their implementation for many rows, and note in `cost` what they take."""
@@ -169,66 +152,12 @@ class WarmUp:
         cost.rate = (sizes[0] + RUN_OVERHEAD) / seconds[sizes[0]]
         cost.many_rows = ManyRowsCost(seconds, nbytes)
 
-    def _two_chunks(self) -> tuple[float, float, float]:
+    def _two_chunks(self, size: int) -> tuple[float, float, float]:
         """Run two chunks, one after the other; return the seconds of the second one, and the bytes of both."""
-        sizes = [self._measured_tokens] * 2
         if self.prepares:
-            self._run(sizes)
-        (_, first), (seconds, second) = self._run(sizes)
+            self._run([size] * 2)
+        (_, first), (seconds, second) = self._run([size] * 2)
         return self._agree(seconds), self._agree(first), self._agree(second)
-
-    def _measure_memory(
-        self, two: tuple[float, float, float], measurements: int
-    ) -> Generator[None, None, WorkingMemory]:
-        """Return the working memory of chunks, measured so often, with the longest that time and room allow.
-
-        `two` is what `_two_chunks` returned. It has to do unless MLX computes with CUDA. There, the few megabytes that
-        the GPU frees late would count for much in short chunks. Elsewhere memory is what the most demanding layer
-        needs. If that is one without attention, it hides what attention needs after a long text.
-        """
-        size, (seconds, first, second) = self._measured_tokens, two
-
-        def fits(tokens: int) -> bool:
-            """Whether there is time for chunks of `tokens`, and of twice as many, and text to put them after."""
-            work = MEMORY_CHUNKS * (measurements + 1) * (1.5 * tokens + RUN_OVERHEAD)
-            return 4 * tokens <= self._far and seconds * work / (size + RUN_OVERHEAD) <= MAX_MEMORY_SECONDS
-
-        if not self.prepares or not fits(size) or not self._can_lengthen():
-            return WorkingMemory.from_two(size, first, second)
-        memory = yield from self._memory_by(size, measurements)
-        for longer in filter(fits, MEMORY_TOKENS):
-            if memory(2 * longer, self._far) <= self._room:
-                return (yield from self._memory_by(longer, measurements))
-        return memory
-
-    def _can_lengthen(self) -> bool:
-        layers = self._make_caches()
-        self._run([1], layers)
-        return can_lengthen(layers)
-
-    def _memory_by(self, size: int, measurements: int) -> Generator[None, None, WorkingMemory]:
-        """Return what chunks of `size` and `2 * size` tokens say; of repeated measurements the largest counts."""
-        chunks = [(tokens, end) for end in (None, self._far) for tokens in (size, 2 * size)]
-        for tokens, end in chunks:
-            self._bytes_of(tokens, end)
-            yield
-        taken: list[float] = []
-        for each in chunks:
-            taken.append(max(self._bytes_of(*each) for _ in range(measurements)))
-            yield
-        *near, far, longer = taken
-        return WorkingMemory.from_four(size, self._far, near, (far, longer))
-
-    def _bytes_of(self, tokens: int, end: int | None) -> float:
-        """Return the working memory of a chunk that ends at `end`, or follows a single token if that is None.
-
-        Caches have room for it, except windows.
-        """
-        layers = self._make_caches()
-        self._run([1], layers)
-        lengthen(layers, 0 if end is None else end - tokens - 1, tokens)
-        [(_, nbytes)] = self._run([tokens], layers)
-        return self._agree(nbytes)
 
     def _many_rows_sizes(self, many_rows: ManyRows) -> list[int]:
         """Return the sizes of chunks in which layers use their implementation for many rows, ascending."""
@@ -244,11 +173,9 @@ class WarmUp:
             self._run([tokens])
         return many_rows.was_used
 
-    def _run(self, sizes: Sequence[int], layers: LayerCaches | None = None) -> list[tuple[float, int]]:
-        """Run consecutive chunks after what `layers` hold already; return the seconds and working bytes of each."""
-        taken = []
-        if layers is None:
-            layers = self._make_caches()
+    def _run(self, sizes: Sequence[int]) -> list[tuple[float, int]]:
+        """Run consecutive chunks; return the seconds and working bytes of each."""
+        taken, layers = [], self._make_caches()
         for size in sizes:
             # Different ones: a mixture of experts would send equal tokens to the same few experts.
             tokens = mx.random.randint(0, self._num_tokens, (1, size), mx.uint32, key=mx.random.key(size))
