@@ -22,7 +22,7 @@ import mlx.core as mx
 from mlx_backend.device.mlx import is_gpu
 from mlx_backend.engine.base import TokenDelta
 from mlx_backend.engine.batch import Ended, ModelInfo
-from mlx_backend.engine.mlx.decode import BatchError, Decoder, LostCachesError
+from mlx_backend.engine.mlx.decode import Decoder
 from mlx_backend.engine.mlx.draft_pacer import DraftPacer
 from mlx_backend.engine.mlx.drafting import Drafting
 from mlx_backend.engine.mlx.packed_forward import ForwardError
@@ -366,34 +366,18 @@ class MLXBatch:
     def _step(self, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
         try:
             generated = decoder.step()
-        except BatchError as error:
-            log.warning(
-                "Replies could not be decoded together, and are now decoded alone: %r", error.__cause__
-            )
-            try:
-                alone = decoder.split()
-            except LostCachesError as lost:
-                alone = []
-                self._prefill_again(lost)
-            self._decoders += alone
-            for each in alone:
-                if each.all_sequences:  # the one before may have had to preempt it
-                    yield from self._step(each)
-            self._drop_empty_decoders()
-        except LostCachesError as lost:
-            if lost.sequences[0].is_alone:
-                yield self._fail(lost.sequences[0], lost.__cause__)
-            else:
-                self._prefill_again(lost)
-            self._drop_empty_decoders()
+        except Exception as error:
+            yield from self._resume_alone(decoder, error)
         else:
             yield from self._deliver(decoder, generated)
 
     def _merge_admitted(self, adapter: str) -> None:
         """Merge the caches of sequences admitted last with those of the replies they join."""
         for decoder in self._decoders_of(adapter):
-            self._decoders += decoder.merge_admitted()
-        self._drop_empty_decoders()
+            try:
+                decoder.merge_admitted()
+            except Exception as error:
+                self._resume_alone(decoder, error)  # of several none was alone
 
     def _decoder_for(self, sequence: DecodingSequence) -> Decoder:
         """Return the sequence's decoder: the one that runs its network, if it can be batched, or a new one."""
@@ -474,28 +458,36 @@ class MLXBatch:
         """Have sequences leave a decoder; return the caches that are to be kept."""
         try:
             return decoder.remove(leaving, keep_caches)
-        except LostCachesError as error:
-            self._prefill_again(error)
+        except Exception as error:
+            self._resume_alone(decoder, error, leaving)  # as above
             return {}
 
-    def _prefill_again(self, lost: LostCachesError) -> None:
-        """Resume replies whose caches are lost, each by itself from now on."""
-        if self._ranks is not None:  # the other processes may have lost nothing
-            raise lost.__cause__ or lost
+    def _resume_alone(
+        self, decoder: Decoder, error: Exception, leaving: Collection[DecodingSequence] = ()
+    ) -> list[tuple[int, Outcome]]:
+        """Resume the replies of a decoder whose caches are lost, each by itself from now on; one that was fails.
+
+        Returns the outcome of that. Raises the error if the device failed, or other processes may have lost nothing.
+        """
+        cause = (error.__cause__ or error) if isinstance(error, ForwardError) else error
+        if self._ranks is not None or is_device_failure(cause):
+            raise cause
+        lost = [sequence for sequence in decoder.drop() if sequence not in leaving]
+        self._drop_empty_decoders()
         log.warning(
             "The caches of %d replies were lost in decoding. Their prompts are prefilled again, and they are decoded "
             "alone: %r",
-            len(lost.sequences),
-            lost.__cause__,
+            len(lost),
+            cause,
         )
-        for sequence in lost.sequences:
+        for sequence in lost:
+            if sequence.is_alone:
+                log.error("A reply could not be continued, even alone.", exc_info=cause)
+                self._forget(sequence)
+                return [(sequence.key, EngineError(f"The reply could not be continued: {cause}"))]
             sequence.is_alone = True
             self._suspend(sequence)
-
-    def _fail(self, sequence: DecodingSequence, cause: BaseException | None) -> tuple[int, Outcome]:
-        log.error("A reply could not be continued, even alone.", exc_info=cause)
-        self._forget(sequence)
-        return sequence.key, EngineError(f"The reply could not be continued: {cause}")
+        return []
 
     def _drop_empty_decoders(self) -> None:
         self._decoders = [decoder for decoder in self._decoders if decoder.all_sequences]
@@ -562,6 +554,17 @@ class MLXBatch:
         self.runtime.cache_budget.release(sequence.key)
         store.evict_to_fit()
         store.report_usage()
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Whether a network failed because of the device rather than because of what it was given.
+
+    MLX raises RuntimeError for what goes wrong in a computation, such as want of memory, and others, mostly ValueError,
+    when it lays one out for arrays that do not fit each other.
+    """
+    return isinstance(error, RuntimeError | MemoryError | OSError) and not isinstance(
+        error, NotImplementedError
+    )
 
 
 def computes_ahead() -> bool:

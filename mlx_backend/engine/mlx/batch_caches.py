@@ -10,8 +10,8 @@ has its own.
 Caches of their own can also take any number of tokens, and give back those that are rejected, each sequence by itself:
 so drafts need them. Knows nothing of networks or sampling.
 
-mlx-lm's caches may refuse to be merged, extended, filtered or taken apart, and have changed some layers by then. So
-these change all layers or, with a CacheError, none.
+mlx-lm's caches may refuse to be merged, extended, filtered or taken apart, and have changed some layers by then. After
+an exception, of whatever kind, these are not to be used any more.
 """
 
 from __future__ import annotations
@@ -20,22 +20,17 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_backend.engine.mlx.kv_cache import alias, extract_row, merged, select_rows
+from mlx_backend.engine.mlx.kv_cache import extract_row, merged, select_rows
 from mlx_backend.engine.mlx.mlx_lm_patches import RewindableRotatingKVCache
 from mlx_backend.engine.mlx.packed_forward import Segment, shift_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Self
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
 
 MAX_MERGED_LENGTH = 4096
 """Tokens of a row up to which it is merged, where a network can be run packed; others take one batch only."""
-
-
-class CacheError(Exception):
-    """A cache raised the cause when rows were put together or taken apart. All hold what they held."""
 
 
 class BatchCaches:
@@ -49,47 +44,22 @@ class BatchCaches:
         self._merged: LayerCaches | None = None
         self._merged_rows: list[int] = []  # in the order in which the merged caches hold them
         self._max_merged_length = max_merged_length
-        self._is_stepped = True  # since rows were put together or taken apart
-
-    @property
-    def is_untried(self) -> bool:
-        """Whether several rows were put together, or taken apart, and no step has shown yet that they can be run."""
-        return len(self._own) > 1 and not self._is_stepped
-
-    def on_step(self) -> None:
-        """Note that a step was taken with all rows."""
-        self._is_stepped = True
 
     @property
     def is_merged(self) -> bool:
         """Whether any rows are in one batch's caches."""
         return self._merged is not None
 
-    def copy(self) -> Self:
-        """Return caches with the same contents that stay as they are whatever is done with these."""
-        twin = type(self)(max_merged_length=self._max_merged_length)
-        twin._own = [layers if layers is None else _aliases(layers) for layers in self._own]
-        twin._merged = self._merged if self._merged is None else _aliases(self._merged)
-        twin._merged_rows = list(self._merged_rows)
-        twin._is_stepped = self._is_stepped
-        return twin
-
     def join(self, caches: Sequence[LayerCaches], lengths: Sequence[int], *, merge: bool) -> None:
-        """Add rows. Without `merge` all rows have caches of their own afterwards. Raises CacheError."""
+        """Add rows. Without `merge` all rows have caches of their own afterwards."""
         if not merge:
             self.separate()
-        num_rows = len(self._own)
         self._own += caches
-        self._is_stepped = False
         if merge:
-            try:
-                self.merge(lengths)
-            except CacheError:
-                del self._own[num_rows:]
-                raise
+            self.merge(lengths)
 
     def merge(self, lengths: Sequence[int]) -> None:
-        """Merge the caches of the rows that are short enough, if there are several. Raises CacheError."""
+        """Merge the caches of the rows that are short enough, if there are several."""
         self.separate_long(lengths)
         joining = {
             row: own
@@ -98,39 +68,35 @@ class BatchCaches:
         }
         if not joining or len(self._merged_rows) + len(joining) < 2:
             return
-        with _Cause():
-            together = merged(list(joining.values()))
-            if self._merged is not None:
-                extended = _aliases(self._merged)
-                for ours, theirs in zip(extended, together, strict=True):
-                    ours.extend(theirs)
-                together = extended
-        self._is_stepped = False
-        self._merged = together
+        together = merged(list(joining.values()))
+        if self._merged is None:
+            self._merged = together
+        else:
+            for ours, theirs in zip(self._merged, together, strict=True):
+                ours.extend(theirs)
         self._merged_rows += joining
         for row in joining:
             self._own[row] = None
 
     def separate(self) -> None:
-        """Give each row caches of its own. Raises CacheError."""
+        """Give each row caches of its own."""
         self._separate(self._merged_rows)
 
     def separate_long(self, lengths: Sequence[int]) -> None:
-        """Give rows that have become too long to be merged caches of their own. Raises CacheError."""
+        """Give rows that have become too long to be merged caches of their own."""
         if long := [row for row in self._merged_rows if self._is_long(lengths[row])]:
             self._separate(long)
 
     def extract(self, row: int) -> LayerCaches:
-        """Return the caches of a row, of the model's own kind. Raises CacheError."""
+        """Return the caches of a row, of the model's own kind."""
         own = self._own[row]
         if own is not None:
             return own
         assert self._merged is not None
-        with _Cause():
-            return extract_row(self._merged, self._merged_rows.index(row))
+        return extract_row(self._merged, self._merged_rows.index(row))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep some rows, in ascending order. Raises CacheError."""
+        """Keep some rows, in ascending order."""
         self._keep_merged(rows)
         self._own = [self._own[row] for row in rows]
         new = {row: at for at, row in enumerate(rows)}
@@ -180,14 +146,12 @@ class BatchCaches:
         if self._merged is None or len(staying) == len(self._merged_rows):
             return
         if len(staying) > 1:
-            with _Cause():
-                self._merged = select_rows(staying, _aliases(self._merged))
+            self._merged = select_rows(staying, self._merged)
             self._merged_rows = [self._merged_rows[at] for at in staying]
         else:
             for row in (self._merged_rows[at] for at in staying):
                 self._own[row] = self.extract(row)
             self._merged, self._merged_rows = None, []
-        self._is_stepped = False
 
     def _groups(self) -> list[tuple[list[int], LayerCaches]]:
         """Return the caches, each with its rows, so that rows that are merged side by side run in their order."""
@@ -202,18 +166,3 @@ def _pick(tokens: mx.array, rows: Sequence[int]) -> mx.array:
     if list(rows) == list(range(start, end)):
         return tokens if len(rows) == tokens.size else tokens[start:end]
     return tokens[mx.array(list(rows))]
-
-
-def _aliases(layers: LayerCaches) -> LayerCaches:
-    return [alias(layer) for layer in layers]
-
-
-class _Cause:
-    """Makes a CacheError of what is raised in its block. A generator would keep the caches in a circle of frames."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, Exception):
-            raise CacheError from error

@@ -1,8 +1,7 @@
 """Decoding: one step gives every sequence of one network its next token, or several tokens with speculation.
 
 A sequence alone is decoded on the model's own caches, which is fastest; several short ones are decoded on caches merged
-from theirs (batch_caches.py). Sequences whose caches turn out not to fit those of others get decoders of their own. A
-step is a pipeline: while one token is handled here, the device computes the next.
+from theirs (batch_caches.py). A step is a pipeline: while one token is handled here, the device computes the next.
 
 Prefilled sequences bring the last chunk of their prompts. It runs together with the next tokens of the others, or
 by itself where the network cannot be run packed (packed_forward.py), and samples their first tokens.
@@ -16,12 +15,13 @@ drafts.
 A constraint has to see a token before it can mask the next one. So a constrained sequence is sampled for only when
 the token before is known, and gets no drafts, unless its constraint has promised not to mask the next tokens.
 
-Knows nothing of queues, the prefix cache, or how prompts are prefilled up to their last chunk.
+A network or a cache may raise whatever it likes. What the caches of this decoder hold is not known then, unless
+something else is said; whoever has it `drop` its sequences can have their prompts prefilled again. Knows nothing of
+queues, the prefix cache, or how prompts are prefilled up to their last chunk.
 """
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ import mlx.core as mx
 
 from mlx_backend.device.mlx import prepares_for_lengths
 from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
-from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches, CacheError
+from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches
 from mlx_backend.engine.mlx.drafting import DraftedRow
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, run_rows, shift_of
 from mlx_backend.engine.mlx.sampling import sample
@@ -43,37 +43,6 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.sampling import SamplePosition
     from mlx_backend.engine.mlx.sequences import DecodingSequence, GeneratedToken, PrefilledSequence
-
-log = logging.getLogger(__name__)
-
-
-class BatchError(Exception):
-    """A batch could not be stepped for the cause, after a sequence joined it or became too long to stay merged.
-
-    Its sequences are as they were: `Decoder.split`.
-    """
-
-
-class LostCachesError(Exception):
-    """What the caches of `sequences` hold is not known any more, for the cause; the decoder has neither any more.
-
-    They could not be taken apart, or a step of them failed half-way.
-    """
-
-    def __init__(self, sequences: Sequence[DecodingSequence]) -> None:
-        super().__init__()
-        self.sequences = sequences
-
-
-def is_device_failure(error: BaseException) -> bool:
-    """Whether a network failed because of the device rather than because of what it was given.
-
-    MLX raises RuntimeError for what goes wrong in a computation, such as want of memory, and others, mostly ValueError,
-    when it lays one out for arrays that do not fit each other.
-    """
-    return isinstance(error, RuntimeError | MemoryError | OSError) and not isinstance(
-        error, NotImplementedError
-    )
 
 
 class Decoder:
@@ -136,58 +105,38 @@ class Decoder:
             return []
         return emit_pending(self.sequences, as_ints(self._next))
 
-    def merge_admitted(self) -> list[Decoder]:
-        """Have the sequences admitted last join the others.
-
-        If their caches do not fit the others', those are as they were, and decoders of the new ones are returned.
-        """
-        admitted, self._admitted = self._admitted, None
-        if admitted is None:
-            return []
-        caches = [each.layers for each in admitted.prefilled]
-        together = [*self.sequences, *admitted.sequences]
+    def merge_admitted(self) -> None:
+        """Have the sequences admitted last join the others."""
+        if self._admitted is None:
+            return
+        caches = [each.layers for each in self._admitted.prefilled]
+        together = self.all_sequences
         self._was_drafting = self._can_pack and self._is_drafting(together)
-        try:
-            replay(self._network, self._caches, self.sequences)
-            self._caches.join(caches, cache_lengths(together), merge=not self._was_drafting)
-        except CacheError as error:
-            _log_unmerged(error)
-            return [
-                self._split_off(sequence, layers, admitted.first_tokens[row : row + 1])
-                for row, (sequence, layers) in enumerate(zip(admitted.sequences, caches, strict=True))
-            ]
-        first = admitted.first_tokens
+        replay(self._network, self._caches, self.sequences)
+        self._caches.join(caches, cache_lengths(together), merge=not self._was_drafting)
+        first = self._admitted.first_tokens
         self._next = first if self._next is None else mx.concatenate([self._next, first])
-        self.sequences = together
-        return []
+        self.sequences, self._admitted = together, None
 
-    def split(self) -> list[Decoder]:
-        """Return a decoder for each of several sequences; this one is left without any. Raises LostCachesError."""
-        assert self._next is not None
-        try:
-            decoders = [
-                self._split_off(sequence, self._caches.extract(row), self._next[row : row + 1])
-                for row, sequence in enumerate(self.sequences)
-            ]
-        except CacheError as error:
-            raise self._lose(self.sequences) from error.__cause__
-        self.sequences, self._caches, self._next = [], self._make_caches(), None
-        return decoders
+    def drop(self) -> list[DecodingSequence]:
+        """Let go of all sequences and of their caches; return them."""
+        sequences = self.all_sequences
+        self.sequences, self._admitted, self._next = [], None, None
+        self._caches = self._make_caches()
+        return sequences
 
     def step(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
         """Admit sequences, emit the tokens that were sampled last, and sample the next.
 
         Those admitted before have to be merged first. A sequence that ends stays until it is removed. After a
-        ForwardError in a step with `prefilled`, and after a BatchError, all sequences are as they were. Also raises
-        LostCachesError.
+        ForwardError in a step with `prefilled` all sequences are as they were.
         """
         assert self._admitted is None
         if not prefilled:
-            self._separate_long_caches()
+            self._caches.separate_long(cache_lengths(self.sequences))
             if all(sequence.num_sampled == sequence.request.max_tokens for sequence in self.sequences):
                 return self.emit_sampled()
-            can_draft = (len(self.sequences) == 1 or self._can_pack) and not self._caches.is_untried
-            if self._drafting is not None and can_draft:
+            if self._drafting is not None and (len(self.sequences) == 1 or self._can_pack):
                 return self._advance_with_drafts(self._drafting)
         if self._drafting is not None:
             self._drafting.forget_last_step()
@@ -196,10 +145,7 @@ class Decoder:
     def remove(
         self, leaving: Collection[DecodingSequence], keep_caches: Collection[DecodingSequence] = ()
     ) -> dict[int, LayerCaches]:
-        """Remove sequences; return the caches of those named in `keep_caches`, by their keys, as far as possible.
-
-        Raises LostCachesError with the sequences that stay.
-        """
+        """Remove sequences; return the caches of those named in `keep_caches`, by their keys, as far as possible."""
         caches: dict[int, LayerCaches] = {}
         if self._admitted is not None:
             staying_rows = []
@@ -213,22 +159,15 @@ class Decoder:
         staying = [sequence for sequence in self.sequences if sequence not in leaving]
         for sequence in self.sequences:
             if sequence in leaving and sequence in keep_caches:
-                with suppress(CacheError):  # they would only have been cached
+                with suppress(Exception):  # they would only have been cached
                     caches[sequence.key] = self._caches.extract(index[sequence.key])
         if len(staying) < len(self.sequences):
             rows = [index[sequence.key] for sequence in staying]
             assert self._next is not None
-            try:
-                self._caches.keep(rows)
-            except CacheError as error:
-                raise self._lose(staying) from error.__cause__
+            self._caches.keep(rows)
             self._next = self._next[mx.array(rows)] if rows else None
         self.sequences = staying
         return caches
-
-    def _lose(self, sequences: Sequence[DecodingSequence]) -> LostCachesError:
-        self.sequences, self._caches, self._next = [], self._make_caches(), None
-        return LostCachesError(sequences)
 
     def _advance(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
         fed, sequences = self._next, self.sequences
@@ -266,27 +205,11 @@ class Decoder:
     ) -> mx.array:
         """Run the tokens sampled last and the last chunks of prompts; return the next logits ([sequences, vocabulary]).
 
-        Raises ForwardError only if there are prefilled sequences. If there are none: BatchError where the caches are
-        untried, LostCachesError where the network cannot run these sequences, and anything if the device fails.
+        With prefilled sequences it raises ForwardError alone. Without, anything may be raised, and the caches are then
+        in no defined state.
         """
         if prefilled:
             return self._run_with_prompts(sequences, prefilled)
-        before = self._caches.copy() if self._caches.is_untried else None
-        try:
-            logits = self._run_replies()
-        except Exception as error:
-            cause = (error.__cause__ or error) if isinstance(error, ForwardError) else error
-            if self._agree is not None or (before is None and is_device_failure(cause)):
-                raise cause from None  # other processes would not split theirs
-            if before is None:
-                raise self._lose(self.sequences) from cause
-            self._caches = before
-            raise BatchError from cause
-        self._caches.on_step()
-        return logits
-
-    def _run_replies(self) -> mx.array:
-        """Run each sequence's last sampled token. Anything may be raised; the caches are then in no defined state."""
         segments, [first, *_] = self._reply_segments(), self.sequences
         if self._can_pack or not self._caches.is_merged:
             logits = self._caches.by_row(run_packed(self._network, segments, restore=False))
@@ -323,29 +246,8 @@ class Decoder:
             return [segments[0].after(replayed)]
         return segments
 
-    def _split_off(self, sequence: DecodingSequence, layers: LayerCaches, sampled: mx.array) -> Decoder:
-        """Return a decoder of a sequence alone, for which a token is sampled already."""
-        drafting = self._drafting.copy() if self._drafting is not None else None
-        decoder = Decoder(
-            self._network,
-            adapter=self.adapter,
-            can_pack=self._can_pack,
-            drafting=drafting,
-            agree=self._agree,
-        )
-        decoder.sequences, decoder._caches, decoder._next = [sequence], self._make_caches([layers]), sampled
-        return decoder
-
     def _make_caches(self, own: Sequence[LayerCaches] = ()) -> BatchCaches:
         return BatchCaches(own, max_merged_length=MAX_MERGED_LENGTH if self._can_pack else None)
-
-    def _separate_long_caches(self) -> None:
-        try:
-            self._caches.separate_long(cache_lengths(self.sequences))
-        except CacheError as error:
-            if self._agree is not None:  # other processes would not split theirs
-                raise (error.__cause__ or error) from None
-            raise BatchError from error.__cause__
 
     def _unconstrained_tokens(self, sequence: DecodingSequence) -> int:
         """Return how many tokens may be sampled before the sequence's constraint has to be asked."""
@@ -383,7 +285,8 @@ class Decoder:
         limits = drafting.plan(sequences, [self._unconstrained_tokens(sequence) for sequence in sequences])
         if not any(limits):
             if self._was_drafting:
-                self._merge_own_caches()
+                self._was_drafting = False
+                self._caches.merge(cache_lengths(sequences))
             generated = self._advance()
             drafting.on_step(sequences, None)
             return generated
@@ -399,27 +302,24 @@ class Decoder:
             0 if sequence.key in ended else limit for sequence, limit in zip(sequences, limits, strict=True)
         ]
         drafts = drafting.propose(sequences, limits)
-        if any(drafts):
-            try:
-                generated += self._verify(tokens, drafts, ended)
-            except ForwardError as error:
-                if self._agree is not None:  # other processes would not take this step
-                    raise (error.__cause__ or error) from None
-                drafting.give_up(error.__cause__)
-                generated += self._advance_after(generated)
-        else:
-            generated += self._advance_after(generated)
-        drafting.on_step(sequences, sum(map(len, drafts)), len(generated) - num_pending)
-        return generated
-
-    def _advance_after(self, generated: Sequence[GeneratedToken]) -> list[GeneratedToken]:
-        """Advance; if that fails, the tokens that have just been emitted are pending again."""
+        num_drafted = sum(map(len, drafts))
         try:
-            return self._advance()
-        except (BatchError, LostCachesError):
-            for each in generated:
+            if num_drafted:
+                try:
+                    generated += self._verify(tokens, drafts, ended)
+                except ForwardError as error:
+                    if self._agree is not None:  # other processes would not take this step
+                        raise
+                    drafting.give_up(error.__cause__)
+                    drafts = []
+            if not any(drafts):
+                generated += self._advance()
+        except Exception:
+            for each in generated:  # it is pending again
                 each.sequence.take_back()
             raise
+        drafting.on_step(sequences, num_drafted, len(generated) - num_pending)
+        return generated
 
     def _verify(
         self, tokens: Sequence[int], drafts: Sequence[Sequence[int]], ended: Collection[int]
@@ -428,10 +328,7 @@ class Decoder:
 
         After a ForwardError all sequences are as they were.
         """
-        try:
-            self._caches.separate()
-        except CacheError as error:
-            raise ForwardError from error.__cause__
+        self._caches.separate()
         rows = [
             DraftedRow(sequence, token, own, ends=sequence.key in ended)
             for sequence, token, own in zip(self.sequences, tokens, drafts, strict=True)
@@ -439,7 +336,6 @@ class Decoder:
         segments = [row.segment(self._caches, at) for at, row in enumerate(rows)]
         singly = self._can_pack and prepares_for_lengths()
         logits = run_packed(self._network, segments, single_queries=singly)
-        self._caches.on_step()
         if any(row.replayed for row in rows):  # nothing is sampled after those
             is_fed = [fed for row in rows for fed in [False] * len(row.replayed) + [True] * len(row.fed)]
             logits = logits[mx.array([at for at, fed in enumerate(is_fed) if fed])]
@@ -457,32 +353,16 @@ class Decoder:
         self._next = sampled[mx.array(last)]
         return generated
 
-    def _merge_own_caches(self) -> None:
-        self._was_drafting = False
-        try:
-            self._caches.merge(cache_lengths(self.sequences))
-        except CacheError as error:
-            _log_unmerged(error)
-
-
-def _log_unmerged(error: CacheError) -> None:
-    log.warning("The caches of replies could not be merged; each keeps its own: %r", error.__cause__)
-
 
 def replay(network: Any, caches: BatchCaches, sequences: Sequence[DecodingSequence]) -> None:
     """Run the tokens that were taken back, so that the caches again hold all but the token sampled last.
 
     They have to run before other replies join this one, and elsewhere run with its next token.
-
-    Raises CacheError, after which the caches are as they were.
     """
     for row, sequence in enumerate(sequences):
         if not sequence.num_to_replay:
             continue
         shift = shift_of([sequence.images.shift])
         segment = Segment(mx.array([sequence.to_replay]), caches.extract(row), shift=shift)
-        try:
-            run_packed(network, [segment])
-        except ForwardError as error:
-            raise CacheError from error.__cause__
+        run_packed(network, [segment], restore=False)
         sequence.num_to_replay = 0

@@ -82,10 +82,6 @@ class Drafting:
         self._is_drafting = any(counts)
         return counts
 
-    def copy(self) -> Drafting:
-        """Return what drafts for another decoder in the same way."""
-        return Drafting(self._pacer)
-
     def propose(self, sequences: Sequence[DecodingSequence], max_drafts: Sequence[int]) -> list[list[int]]:
         """Draft what follows the sequences, where any may be drafted."""
         drafts: list[list[int]] = [[] for _ in sequences]

@@ -1,7 +1,7 @@
 """Caches of several sequences: short ones merged, long ones by themselves, and each is decoded as it would be alone."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from mlx_lm.utils import load_model
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
-from mlx_backend.engine.mlx.batch_caches import BatchCaches, CacheError
+from mlx_backend.engine.mlx.batch_caches import BatchCaches
 from mlx_backend.engine.mlx.kv_cache import LayerCaches
 from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache, MergedKVCache, patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import run_packed
@@ -130,58 +130,6 @@ def test_without_a_limit_all_rows_are_one_batch(network: Any) -> None:
     caches.join([prefilled(network, text(1, length)) for length in LENGTHS], LENGTHS, merge=True)
     assert merged_rows(caches) == len(LENGTHS)
     assert len(caches.segments(mx.zeros(len(LENGTHS), mx.int32))) == 1
-
-
-def test_caches_that_cannot_be_merged_leave_the_others_as_they_were(network: Any) -> None:
-    alone = Alone(network)
-    caches, rows = BatchCaches(max_merged_length=LONG), [0, 1, 2]
-    lengths = [LENGTHS[row] for row in rows]
-    caches.join([prefilled(network, alone.texts[row]) for row in rows], lengths, merge=True)
-    odd = prefilled(network, alone.texts[4])
-    odd[-1].keys = odd[-1].keys[..., :-1]  # another size of head, in the last layer only
-    with pytest.raises(CacheError):
-        caches.join([odd], [*lengths, LENGTHS[4]], merge=True)
-    for step in range(2):
-        check_step(network, caches, rows, alone, 10 + step)
-
-
-@pytest.mark.parametrize("refuses", ["filter", "extract"])
-def test_caches_that_cannot_be_taken_apart_stay_as_they_were(
-    network: Any, refuses: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The layer after the first raises, after it has done what it was asked to."""
-    alone = Alone(network)
-    caches, rows = BatchCaches(max_merged_length=LONG), [0, 1, 2, 4]
-    lengths = [LENGTHS[row] for row in rows]
-    caches.join([prefilled(network, alone.texts[row]) for row in rows], lengths, merge=True)
-    check_step(network, caches, rows, alone, 10)
-    original = getattr(MergedKVCache, refuses)
-    calls = 0
-
-    def refused(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        found = original(*arguments)
-        if calls > 1 or "MergedRotatingKVCache" in {type(layer).__name__ for layer in batch.layers}:
-            raise ValueError("[take] not these rows")
-        return found
-
-    [batch] = [segment for segment in caches.segments(mx.zeros(4, mx.int32)) if segment.tokens.shape[0] > 1]
-    with monkeypatch.context() as patched:
-        patched.setattr(MergedKVCache, refuses, refused)
-        operations: list[Callable[[], Any]] = [lambda: caches.separate_long([7, 60, LONG + 1, 12])]
-        operations += [lambda: caches.keep([0, 1, 3])] if refuses == "filter" else [caches.separate]
-        operations += [lambda: caches.extract(3), lambda: caches.keep([1, 3])] if refuses == "extract" else []
-        for operation in operations:
-            calls = 0
-            with pytest.raises(CacheError) as raised:
-                operation()
-            assert isinstance(raised.value.__cause__, ValueError)
-        caches.keep([0, 1, 2, 3])  # nothing is to be taken apart
-    for step in range(2):
-        check_step(network, caches, rows, alone, 20 + step)
-    caches.keep([0, 2, 3])
-    check_step(network, caches, [0, 2, 4], alone, 30)
 
 
 def test_a_long_row_leaves_without_the_others_being_touched(

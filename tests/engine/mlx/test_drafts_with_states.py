@@ -193,7 +193,7 @@ def test_a_reply_is_preempted_and_resumed_wherever_it_is(model: Path, half_right
 
 
 class Fails(WrappedNetwork):
-    """A network that cannot allocate memory in one run of several tokens, by its number."""
+    """A network that refuses one run of several tokens, by its number."""
 
     def __init__(self, network: Any, at: int) -> None:
         super().__init__(network)
@@ -205,7 +205,7 @@ class Fails(WrappedNetwork):
         self._at -= inputs.shape[1] > 1
         if self._at < 0 and not self.has_failed:
             self.has_failed = True
-            raise RuntimeError("[malloc] Unable to allocate 99 bytes")
+            raise ValueError("[broadcast_shapes] Shapes (2,1) and (3,1) cannot be broadcast")
         return logits
 
 
@@ -223,7 +223,7 @@ def test_a_verification_that_fails_leaves_everything_as_it_was(
     assert caplog.text.count("replies go on without drafts") == 1
 
 
-def test_where_the_run_before_others_join_fails_they_are_decoded_beside_each_other(
+def test_where_the_run_before_others_join_fails_each_is_decoded_alone(
     model: Path, half_right: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = requests(2)
@@ -242,7 +242,7 @@ def test_where_the_run_before_others_join_fails_they_are_decoded_beside_each_oth
         for step in range(2, 9):
             assert tokens(generate(drafting, asked, arrivals={1: step})) == expected
     assert failed
-    assert caplog.text.count("each keeps its own") == 1
+    assert caplog.text.count("were lost in decoding") == 1
 
 
 def test_an_adapter_has_drafts_too(tmp_path: Path, model: Path, half_right: Path) -> None:
