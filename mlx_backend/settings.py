@@ -387,6 +387,17 @@ class Settings(ReplySettings):
         ),
     ] = ()
 
+    page: Annotated[
+        bool,
+        Setting(
+            kind=switch(),
+            help="have a page for browsers at /, for chatting and looking after the models, and the API's at /docs",
+            group="network",
+            option="--no-page",
+            default="on",
+        ),
+    ] = True
+
     reasoning_format: ReasoningFormat = ReasoningFormat.SEPARATE
     background_detection: bool = True
     max_repeated_tokens: int = 8192

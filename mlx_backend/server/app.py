@@ -41,9 +41,16 @@ from mlx_backend.server.limits import RateLimits, RequestsInFlight
 from mlx_backend.server.metrics import Metrics
 from mlx_backend.server.openapi import OpenAPIHandler
 from mlx_backend.server.origins import AllowedHosts, CorsPolicy
+from mlx_backend.server.page.files import PageOrAnswer, page_routes
 from mlx_backend.server.preparations import Preparations
 from mlx_backend.server.request_log import RequestRecord
-from mlx_backend.server.status import HealthHandler, HomeHandler, MetricsHandler, ReadyHandler
+from mlx_backend.server.status import (
+    ActivityHandler,
+    HealthHandler,
+    HomeHandler,
+    MetricsHandler,
+    ReadyHandler,
+)
 from mlx_backend.server.wsgi_server import SPARE_THREADS
 
 if TYPE_CHECKING:
@@ -64,8 +71,8 @@ if TYPE_CHECKING:
 _PREFIX = "/v1"
 
 
-def all_routes() -> list[Route]:
-    """Return the server's routes. Those of an API that begin with /v1 are found without it, too."""
+def all_routes(*, page: bool = True) -> list[Route]:
+    """Return the server's routes, with or without those of the `page`; those of an API are found without /v1, too."""
     started = int(time.time())
     apis = (
         openai.addresses(started),
@@ -81,12 +88,15 @@ def all_routes() -> list[Route]:
             handler = HeaderHandler(VERSION_HEADER, handler, other.handler)
         api_routes[key] = Route(address.method, address.path, handler, address.needs_key)
     listed = [path for _, path in api_routes if path.startswith(_PREFIX) and "<" not in path]
+    home = HomeHandler([*listed, "/api/chat", "/api/generate", "/health"])
     routes = [
         # These tell no secrets and start nothing.
-        Route("GET", "/", HomeHandler([*listed, "/api/chat", "/api/generate", "/health"]), needs_key=False),
+        Route("GET", "/", PageOrAnswer(home) if page else home, needs_key=False),
         Route("GET", "/health", HealthHandler(), needs_key=False),
         Route("GET", "/ready", ReadyHandler(), needs_key=False),
+        *(page_routes() if page else ()),
         Route("GET", "/metrics", MetricsHandler()),
+        Route("GET", "/activity", ActivityHandler()),
         Route("GET", "/openapi.json", OpenAPIHandler(lambda: routes)),
         *api_routes.values(),
         *(
@@ -130,7 +140,7 @@ class App:
         self._cors = CorsPolicy(settings.cors_origins)
         # A key makes this needless: a web page does not know it.
         self._hosts = AllowedHosts(["*"] if self.api_keys.are_required else settings.allowed_hosts)
-        table = all_routes() if routes is None else routes
+        table = all_routes(page=settings.page) if routes is None else routes
         self._urls = Map(
             [Rule(route.path, endpoint=route, methods=[route.method]) for route in table],
             strict_slashes=False,

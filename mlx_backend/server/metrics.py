@@ -15,8 +15,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from mlx_backend.server.errors import CLIENT_CLOSED_REQUEST
-from mlx_backend.server.request_log import LEFT
+from mlx_backend.server.last_requests import LastRequests, outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +37,8 @@ class Metrics:
     """Counters and histograms of one application. Safe to use from any thread."""
 
     def __init__(self, models: ModelRegistry, memory: MemoryBudget | None = None) -> None:
+        self.memory = memory
+        self.last_requests = LastRequests()
         self._registry = registry = _Registry()
         self._guard = threading.Lock()  # a request is on a page with all that it adds, or not at all
 
@@ -66,16 +67,10 @@ class Metrics:
 
     def count(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
+        self.last_requests.add(record)
         key, fields, error = record.client.key_name, record.fields, record.error
-        outcome = fields.get("finish")
-        if record.status == CLIENT_CLOSED_REQUEST:
-            outcome = LEFT
-        elif outcome is None:  # it has generated nothing
-            outcome = "answered" if error is None else "refused"
-            if error is not None and error.status >= 500:
-                outcome = "error"
         with self._guard:
-            self._requests.labels(outcome.replace(" ", "_"), key).inc()
+            self._requests.labels(outcome_of(record), key).inc()
             if error is not None:
                 self._refused.labels(error.code or f"status_{error.status}", key).inc()
             if (model := fields.get("model")) is None:

@@ -212,6 +212,7 @@ class ReplyLog:
             "reasoning_tokens": usage.reasoning_tokens,
             "queue_seconds": round(usage.queue_seconds, 4),
             "first_token_seconds": round(first, 4),
+            "tokens_per_second": round(speed, 2),
             "finish": self.outcome,
             "repeated_run": usage.repeated_run,
             "matched_tokens": matched,

@@ -25,8 +25,9 @@ log = logging.getLogger("mlx_backend.requests")
 
 MAX_PATH_CHARACTERS = 200
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_PROBES = frozenset(["/", "/health", "/ready", "/metrics"])
-"""What monitors and containers ask all the time: logged at the level debug, and not counted."""
+_PROBES = frozenset(["/", "/health", "/ready", "/metrics", "/activity", "/docs"])
+"""What monitors, containers and the page ask all the time: logged at the level debug, and not counted."""
+_PAGE_FILES = "/page/"
 _MAY_QUOTE = frozenset([400, 422])
 """Errors whose words may repeat a value of the request."""
 LEFT = "client left"
@@ -49,7 +50,9 @@ class RequestRecord:
         self._on_end = on_end
         self.started = time.perf_counter()
         self._ended = threading.Lock()
-        is_probe = self.method in ("GET", "HEAD") and self.path in _PROBES
+        is_probe = self.method in ("GET", "HEAD") and (
+            self.path in _PROBES or self.path.startswith(_PAGE_FILES)
+        )
         self._is_counted = not (is_probe or self.method == "OPTIONS")
         self._level = logging.INFO if self._is_counted else logging.DEBUG
 

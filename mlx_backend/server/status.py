@@ -1,11 +1,12 @@
-"""The server about itself: its name at /, /health, /ready and /metrics. None is part of an API.
+"""The server about itself: its name at /, /health, /ready, /metrics and /activity. None is part of an API.
 
-All but /metrics are open to everybody. On a server with a key, a client that does not send it learns that the
+All but the last two are open to everybody. On a server with a key, a client that does not send it learns that the
 server is there and whether it serves, and nothing of its models.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 from werkzeug import Response
@@ -13,13 +14,16 @@ from werkzeug import Response
 from mlx_backend import __version__
 from mlx_backend.api import json_text
 from mlx_backend.api.base import Operation
+from mlx_backend.device.memory import room_for_weights
 from mlx_backend.registry.base import ModelState  # noqa: TC001 (read at run time)
+from mlx_backend.registry.errors import ModelError
 from mlx_backend.server.errors import DefaultErrors
 from mlx_backend.server.handlers import json_response
+from mlx_backend.server.last_requests import EndedRequest  # noqa: TC001 (read at run time)
 from mlx_backend.server.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from werkzeug import Request
 
@@ -65,6 +69,30 @@ class Health(TypedDict):
     server: str
     version: NotRequired[str]
     models: NotRequired[list[HealthOfModel]]
+
+
+class MemoryUse(TypedDict):
+    """Memory for models and their caches, in bytes: all of it, what is reserved, and what weights may take."""
+
+    limit: int
+    reserved: int
+    max_weights: int
+
+
+class ModelSize(TypedDict):
+    """How large a model's weights are, and whether they fit into the memory that there is for models."""
+
+    model: str
+    weights: int
+    fits: NotRequired[bool]
+
+
+class Activity(TypedDict):
+    """What /activity answers; the newest request is the first."""
+
+    requests: list[EndedRequest]
+    models: list[ModelSize]
+    memory: NotRequired[MemoryUse]
 
 
 class HomeHandler(DefaultErrors):
@@ -140,6 +168,33 @@ class MetricsHandler(DefaultErrors):
     def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Return the page."""
         return Response(backend.metrics.text(), content_type=CONTENT_TYPE)
+
+
+class ActivityHandler(DefaultErrors):
+    """The last requests, without their contents, and the memory. A client with a key sees what was sent with it."""
+
+    operation = Operation(summary="Say what was requested last, and what fits into memory", answer=Activity)
+
+    def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
+        """Return what the client may know of them."""
+        key, memory = backend.client.key, backend.metrics.memory
+        last = backend.metrics.last_requests.of(key.name if key is not None else None)
+        activity: Activity = {"requests": last, "models": list(_sizes(backend))}
+        if memory is not None:
+            room = room_for_weights(memory.limit)
+            activity["memory"] = {"limit": memory.limit, "reserved": memory.reserved, "max_weights": room}
+        return json_response(json_text.body(activity))
+
+
+def _sizes(backend: Backend) -> Iterator[ModelSize]:
+    memory = backend.metrics.memory
+    for status in backend.models.statuses():
+        with suppress(ModelError):  # it has left the catalogue since it was listed
+            if weights := backend.models.files(status.name).weight_bytes:
+                size: ModelSize = {"model": status.name, "weights": weights}
+                if memory is not None:
+                    size["fits"] = weights <= room_for_weights(memory.limit)
+                yield size
 
 
 def _entry(state: ModelStatus) -> HealthOfModel:

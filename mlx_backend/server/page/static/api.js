@@ -1,0 +1,118 @@
+// The server's addresses: requests with the key, streams, and what goes wrong in words.
+import { h, openDialog, settings, t } from "./dom.js";
+
+export class ServerError extends Error {
+  constructor(message, { status = 0, code = null, param = null } = {}) {
+    super(message);
+    Object.assign(this, { status, code, param });
+  }
+}
+
+export const url = (path) => new URL(path, document.baseURI).href;
+export const base = () => url("").replace(/\/$/, "");
+
+let key = settings.get("key");
+try { key ||= sessionStorage.getItem("mlx-backend.key"); } catch { /* a browser that keeps nothing */ }
+export const hasKey = () => Boolean(key);
+
+/** Send a request; the response is one that is well. Asks for a key where one is needed, and sends it again. */
+export async function send(path, { body, method, signal } = {}) {
+  for (;;) {
+    const headers = { accept: "application/json", ...(key && { authorization: `Bearer ${key}` }) };
+    if (body !== undefined) headers["content-type"] = "application/json";
+    let response;
+    try {
+      const data = body === undefined ? undefined : JSON.stringify(body);
+      response = await fetch(url(path), { method: method || (data ? "POST" : "GET"), body: data, headers, signal, cache: "no-store" });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ServerError(t("lost"), { code: "lost" });
+    }
+    if (response.ok) return response;
+    const { error } = await response.json().catch(() => ({}));
+    const failure = new ServerError(error?.message || t("status", { status: response.status }), { ...error, status: response.status });
+    if (response.status !== 401) throw failure;
+    await askForKey(failure.message);
+  }
+}
+
+export const get = async (path) => (await send(path)).json();
+export const post = async (path, body) => (await send(path, { method: "POST", body })).json();
+
+let asking = null;
+
+/** Ask for the key, once for all requests that wait for it. */
+function askForKey(message) {
+  asking ||= new Promise((resolve, reject) => {
+    const input = h("input", { type: "password", autocomplete: "current-password", required: true, id: "key", "aria-describedby": "key-note" });
+    const remember = h("input", { type: "checkbox" });
+    let given = false;
+    const form = h("form", { method: "dialog", class: "stack", onsubmit: () => { given = true; keepKey(input.value.trim(), remember.checked); } },
+      h("p", { id: "key-note" }, key ? message : t("keyNeeded")),
+      h("label", { for: "key" }, t("key")), input,
+      h("label", { class: "check" }, remember, t("rememberKey")),
+      h("button", { class: "primary" }, t("useKey")));
+    openDialog(t("key"), form).addEventListener("close", () => {
+      asking = null;
+      given ? resolve() : reject(new ServerError(message, { status: 401 }));
+    });
+    input.focus();
+  });
+  return asking;
+}
+
+export function keepKey(value, remember = false) {
+  key = value;
+  settings.set("key", remember ? value : null);
+  try { value ? sessionStorage.setItem("mlx-backend.key", value) : sessionStorage.removeItem("mlx-backend.key"); } catch { /* as above */ }
+}
+
+/** Yield the JSON of each event of a stream. Throws what the server says went wrong, and if the stream breaks off. */
+export async function* stream(path, body, signal) {
+  const response = await send(path, { body, signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) throw new ServerError(t("lost"), { code: "lost" });
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (!line.startsWith("data: ")) continue;
+        if (line === "data: [DONE]") return;
+        const event = JSON.parse(line.slice(6));
+        if (event.error) throw new ServerError(event.error.message, event.error);
+        yield event;
+      }
+    }
+  } catch (error) {
+    if (error instanceof ServerError || error.name === "AbortError") throw error;
+    throw new ServerError(t("lost"), { code: "lost" });
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/** What is known of the server: its models and how they are. Tells of `models`, `health` and `connection`. */
+export const server = Object.assign(new EventTarget(), {
+  models: [], health: null, isLost: false,
+
+  async refreshModels() {
+    const { data } = await get("v1/models");
+    this.models = data;
+    this.dispatchEvent(new Event("models"));
+  },
+
+  async refreshHealth() {
+    let health = null;
+    try {
+      const response = await fetch(url("health"), { headers: key ? { authorization: `Bearer ${key}` } : {}, cache: "no-store" });
+      health = await response.json();
+    } catch { /* it cannot be reached */ }
+    const wasLost = this.isLost;
+    Object.assign(this, { isLost: health === null, health });
+    this.dispatchEvent(new Event("health"));
+    if (wasLost !== this.isLost) this.dispatchEvent(new Event("connection"));
+  },
+});
