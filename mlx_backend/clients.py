@@ -597,27 +597,3 @@ export OLLAMA_API_KEY={{key}}
     ),
 }
 """By the name that `connect` takes."""
-
-
-def templates() -> list[dict[str, object]]:
-    """Return all clients as JSON values, with their placeholders, for programs that fill them in themselves."""
-    return [
-        {
-            "name": name,
-            "title": client.title,
-            "kind": client.kind,
-            "about": client.about,
-            "more": client.more,
-            "snippets": [
-                {
-                    "language": each.language,
-                    "file": each.file,
-                    "text": each.text,
-                    "key": each.key,
-                    "key_variable": each.key_variable,
-                }
-                for each in client.snippets
-            ],
-        }
-        for name, client in CLIENTS.items()
-    ]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mlx_backend.clients import CLIENTS, KEY_VARIABLE, ServerAccess, Snippet, templates
+from mlx_backend.clients import CLIENTS, KEY_VARIABLE, ServerAccess, Snippet
 
 SNIPPETS = [
     pytest.param(snippet, id=f"{name}-{at}")
@@ -99,7 +99,3 @@ def test_javascript_is_whole() -> None:
     [snippet] = CLIENTS["ai-sdk"].snippets
     text = snippet.filled(ServerAccess(model=AWKWARD, secret=SECRET))
     subprocess.run([node, "--input-type=module", "--check"], input=text, text=True, check=True)
-
-
-def test_the_templates_are_all_clients_as_json() -> None:
-    assert [each["name"] for each in json.loads(json.dumps(templates()))] == list(CLIENTS)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from mlx_backend.server.request_log import RequestRecord
 
 MAX_REQUESTS = 200
+_OF_A_REPLY = (
+    *("model", "effort", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"),
+    *("queue_seconds", "first_token_seconds", "tokens_per_second"),
+)
 
 
 class EndedRequest(TypedDict):
@@ -22,7 +26,6 @@ class EndedRequest(TypedDict):
     id: str
     at: float
     seconds: float
-    method: str
     path: str
     status: int
     outcome: str
@@ -57,14 +60,15 @@ class LastRequests:
         self._guard = threading.Lock()
 
     def add(self, record: RequestRecord) -> None:
-        """Note a request that has ended."""
+        """Note a request that has ended; one that only asks how things are (GET) is left out."""
+        if record.method != "POST":
+            return
         seconds = time.perf_counter() - record.started
-        known = {name: record.fields.get(name) for name in EndedRequest.__optional_keys__}
+        known = {name: record.fields.get(name) for name in _OF_A_REPLY}
         ended = EndedRequest(
             id=record.id,
             at=round(time.time() - seconds, 3),
             seconds=round(seconds, 4),
-            method=record.method,
             path=record.path,
             status=record.status,
             outcome=outcome_of(record),

@@ -67,6 +67,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("GET", "/metrics", None),
     ("GET", "/activity", None),
     ("GET", "/docs", None),
+    ("GET", "/page/clients.json", None),
     ("GET", "/page/{name}", None),
     ("GET", "/openapi.json", None),
     ("GET", "/v1/models", None),

@@ -1,11 +1,11 @@
 // The view of what the server does: requests that run and wait, the memory, speeds of the last minutes, the last requests.
 import { get, server } from "./api.js";
-import { count, h, number, percent, seconds, svg, t, time } from "./dom.js";
+import { count, h, number, percent, put, seconds, svg, t, time } from "./dom.js";
 import { memoryBar } from "./models.js";
 
 const MINUTES = 15, WIDTH = 300, HEIGHT = 72;
 const tiles = h("div", { class: "tiles" }), memory = h("div", { class: "memory" }), plots = h("div", { class: "plots" }), rows = h("tbody");
-const columns = ["when", "request", "model", "effort", "prompt", "cachedShare", "answer", "first", "speed", "took", "outcome"];
+const columns = ["when", "request", "model", "effort", "prompt", "cachedShare", "answer", "first", "rate", "took", "outcome"];
 const queue = []; // how many ran and waited, while this page was open
 
 export const view = h("section", { class: "page", "aria-label": t("activity") },
@@ -42,16 +42,16 @@ export async function refresh() {
   while (queue[0][0] < now - 60 * MINUTES) queue.shift();
   const replies = requests.filter((each) => each.completion_tokens), prompt = sum("prompt_tokens", replies);
   const tile = (label, value) => h("div", { class: "tile" }, h("span", { class: "value" }, value), h("span", {}, label));
-  tiles.replaceChildren(tile(t("running"), count(running)), tile(t("inQueue"), count(waiting)),
+  put(tiles, tile(t("running"), count(running)), tile(t("inQueue"), count(waiting)),
     tile(t("cachedShare"), prompt ? percent(sum("cached_tokens", replies) / prompt) : "–"),
     tile(t("generated"), count(sum("completion_tokens", replies))),
     tile(t("version"), server.health?.version || "–"));
-  memory.replaceChildren(...memoryBar(use));
+  put(memory, memoryBar(use));
   const of = (value) => replies.map((each) => [each.at + each.seconds, value(each)]);
-  plots.replaceChildren(
+  put(plots, 
     plot(t("speed"), of((each) => each.tokens_per_second || 0), number),
     plot(t("first"), of((each) => each.first_token_seconds), seconds),
     plot(t("cachedShare"), of((each) => (each.prompt_tokens ? each.cached_tokens / each.prompt_tokens : 0)), percent),
     plot(t("runningAndWaiting"), queue, count, { line: true }));
-  rows.replaceChildren(...(requests.length ? requests.slice(0, 50).map(row) : [h("tr", {}, h("td", { colspan: columns.length }, t("nothingYet")))]));
+  put(rows, (requests.length ? requests.slice(0, 50).map(row) : [h("tr", {}, h("td", { colspan: columns.length }, t("nothingYet")))]));
 }

@@ -9,7 +9,7 @@ export class ServerError extends Error {
 }
 
 export const url = (path) => new URL(path, document.baseURI).href;
-export const base = () => url("").replace(/\/$/, "");
+export const base = () => url(".").replace(/\/$/, "");
 
 let key = settings.get("key");
 try { key ||= sessionStorage.getItem("mlx-backend.key"); } catch { /* a browser that keeps nothing */ }
@@ -71,16 +71,18 @@ export function keepKey(value, remember = false) {
 export async function* stream(path, body, signal) {
   const response = await send(path, { body, signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  let rest = "", isWhole = false;
   try {
     for (;;) {
       const { value, done } = await reader.read();
+      if (done && isWhole) return;
       if (done) throw new ServerError(t("lost"), { code: "lost" });
       const lines = (rest + value).split("\n");
       rest = lines.pop();
       for (const line of lines) {
         if (!line.startsWith("data: ")) continue;
-        if (line === "data: [DONE]") return;
+        isWhole ||= line === "data: [DONE]";
+        if (isWhole) break;
         const event = JSON.parse(line.slice(6));
         if (event.error) throw new ServerError(event.error.message, event.error);
         yield event;

@@ -3,7 +3,7 @@ import { server } from "./api.js";
 import * as activity from "./activity.js";
 import * as chat from "./chat.js";
 import * as connect from "./connect.js";
-import { LANGUAGES, announce, applyTheme, h, icon, iconButton, language, settings, t } from "./dom.js";
+import { LANGUAGES, announce, applyTheme, h, icon, iconButton, language, put, settings, t } from "./dom.js";
 import * as models from "./models.js";
 import { chats } from "./store.js";
 
@@ -38,7 +38,7 @@ function showSidebar(isShown) {
 
 function drawChats() {
   const current = chat.openId(), hadFocus = chatList.contains(document.activeElement);
-  chatList.replaceChildren(...chats.list.filter((each) => each.messages.length).map((each) => h("li", {},
+  put(chatList, chats.list.filter((each) => each.messages.length).map((each) => h("li", {},
     h("a", { href: `#/chat/${each.id}`, "aria-current": each.id === current && location.hash.startsWith("#/chat") ? "page" : null }, each.title || t("chat")),
     iconButton("trash", t("deleteChat", { title: each.title }), async () => {
       if (!confirm(t("deleteChat", { title: each.title }))) return;
@@ -54,7 +54,7 @@ let shown = null;
 async function route() {
   const [name, id] = location.hash.replace(/^#\//, "").split("/"), next = VIEWS[name] ? name : "chat";
   if (document.body.classList.contains("sidebar")) showSidebar(false);
-  if (shown !== next) main.replaceChildren(VIEWS[next].view);
+  if (shown !== next) put(main, VIEWS[next].view);
   shown = next;
   for (const link of links) link.dataset.view === next ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
   document.title = `${t(next)} – mlx-backend`;
@@ -78,7 +78,7 @@ addEventListener("hashchange", route);
 addEventListener("keydown", (event) => { if (event.key === "Escape" && document.body.classList.contains("sidebar")) showSidebar(false); });
 document.addEventListener("visibilitychange", refresh);
 
-document.body.replaceChildren(h("a", { class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); main.focus(); } }, t("skip")),
+put(document.body, h("a", { class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); main.focus(); } }, t("skip")),
   h("div", { id: "announcements", class: "sr-only", role: "status" }), menu, sidebar, main, banner);
 await chats.load();
 await server.refreshModels().catch(() => server.refreshHealth());

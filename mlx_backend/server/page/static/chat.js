@@ -1,6 +1,6 @@
 // The view of a chat: its messages, what is written next, and how much the model shall reason about it.
 import { server } from "./api.js";
-import { announce, copyButton, count, h, icon, iconButton, number, openDialog, seconds, settings, t } from "./dom.js";
+import { announce, copyButton, count, h, icon, iconButton, number, openDialog, put, seconds, settings, t } from "./dom.js";
 import { Markdown } from "./markdown.js";
 import { SAMPLING, asMarkdown, newReply, receive, requestOf } from "./reply.js";
 import { chats } from "./store.js";
@@ -41,7 +41,7 @@ class MessageView {
   user() {
     const { message } = this;
     const pictures = message.images.map((address, index) => h("img", { src: address, alt: t("pictureNumber", { number: index + 1 }) }));
-    this.element.replaceChildren(
+    put(this.element, 
       h("div", { class: "bubble" }, pictures.length ? h("div", { class: "pictures" }, pictures) : null, h("div", { class: "said" }, message.text)),
       h("div", { class: "actions" }, copyButton(() => message.text), iconButton("edit", t("edit"), () => this.edit())));
   }
@@ -52,7 +52,7 @@ class MessageView {
     const form = h("form", { class: "bubble stack", onsubmit: (event) => { event.preventDefault(); again(this.message, area.value.trim()); } },
       area, h("div", { class: "row" }, h("button", { class: "primary" }, t("sendAgain")), cancel));
     area.addEventListener("keydown", (event) => event.key === "Escape" && cancel.click());
-    this.element.replaceChildren(form);
+    put(this.element, form);
     area.focus();
   }
 
@@ -84,18 +84,18 @@ class MessageView {
       const facts = [seconds(message.seconds), tokens ? t("tokens", { count: count(tokens) }) : null].filter(Boolean).join(" · ");
       const isReasoning = message.state === "reasoning";
       const line = message.reasoning.trimEnd().split("\n").pop().slice(-160);
-      this.summary.replaceChildren(h("span", { class: isReasoning ? "pulse" : "" }, t(isReasoning ? "reasoning" : "reasoned")), h("span", { class: "facts" }, facts),
+      put(this.summary, h("span", { class: isReasoning ? "pulse" : "" }, t(isReasoning ? "reasoning" : "reasoned")), h("span", { class: "facts" }, facts),
         isReasoning && !this.reasoning.open ? h("span", { class: "preview", "aria-hidden": "true" }, h("bdi", {}, line)) : null);
       if (this.reasoning.open && this.thinking.textContent !== message.reasoning) this.thinking.textContent = message.reasoning;
     }
     this.waiting.hidden = message.state !== "waiting";
-    if (message.state === "waiting") this.waiting.replaceChildren(h("span", { class: "pulse" }, this.waitingFor()));
+    if (message.state === "waiting") put(this.waiting, h("span", { class: "pulse" }, this.waitingFor()));
     this.markdown.show(message.text, !live);
     this.body.classList.toggle("growing", message.state === "answering");
-    this.calls.replaceChildren(...message.calls.map((call) => this.call(call)));
-    if (live) return this.footer.replaceChildren();
-    this.problem.replaceChildren(...this.problems());
-    this.footer.replaceChildren(this.facts(), this.actions());
+    put(this.calls, message.calls.map((call) => this.call(call)));
+    if (live) return put(this.footer, );
+    put(this.problem, this.problems());
+    put(this.footer, this.facts(), this.actions());
   }
 
   waitingFor() {
@@ -163,7 +163,7 @@ class MessageView {
 
 function draw() {
   shown = chat.messages.map((message) => new MessageView(message));
-  list.replaceChildren(...(shown.length ? shown.map((each) => each.element) : [emptyChat()]));
+  put(list, (shown.length ? shown.map((each) => each.element) : [emptyChat()]));
   drawComposer();
   scroll(true);
 }
@@ -280,7 +280,7 @@ const effortOf = (each) => (levelsOf(modelOf(each.model)).includes(each.effort) 
 
 function drawComposer() {
   const model = modelOf(chat.model), levels = levelsOf(model), isRunning = running.has(chat.id);
-  picker.replaceChildren(...chatModels().map((each) => h("option", { value: each.id }, each.id)));
+  put(picker, chatModels().map((each) => h("option", { value: each.id }, each.id)));
   if (!model && chat.model) picker.append(h("option", { value: chat.model }, chat.model));
   picker.value = chat.model;
   const described = Object.fromEntries((model?.supported_reasoning_levels || []).map((each) => [each.effort, each.description]));
@@ -290,15 +290,15 @@ function drawComposer() {
     onchange: () => { chat.effort = value || null; remember(); if (chat.messages.length) chats.save(chat); },
   }), h("span", {}, label));
   const standard = model?.reasoning?.default;
-  dial.replaceChildren(h("legend", {}, t("effort")),
+  put(dial, h("legend", {}, t("effort")),
     ...(levels.length ? [level("", t("auto"), standard ? `${t("sourceDefault")}: ${t(standard)}` : t("sourceDefault")), ...levels.map((each) => level(each, t(each), described[each]))]
       : [h("span", { class: "muted" }, t("noEffort"))]));
   if (focused !== null) dial.querySelector(`input[value="${focused}"]`)?.focus();
   dial.disabled = !levels.length;
   attach.hidden = !sees();
-  pictures.replaceChildren(...images.map((address, index) => h("div", {}, h("img", { src: address, alt: t("pictureNumber", { number: index + 1 }) }),
+  put(pictures, images.map((address, index) => h("div", {}, h("img", { src: address, alt: t("pictureNumber", { number: index + 1 }) }),
     iconButton("close", t("removePicture"), () => { images.splice(index, 1); drawComposer(); composer.focus(); }))));
-  button.replaceChildren(icon(isRunning ? "stop" : "send"));
+  put(button, icon(isRunning ? "stop" : "send"));
   button.setAttribute("aria-label", t(isRunning ? "stop" : "send"));
   button.title = t(isRunning ? "stop" : "send");
 }

@@ -33,7 +33,12 @@ export function h(tag, attributes = {}, ...children) {
     else if (name.startsWith(".")) element[name.slice(1)] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((each) => each !== null && each !== undefined && each !== false));
+  return put(element, children);
+}
+
+/** Have an element hold these nodes and texts, and no others; null, undefined and false are nothing. */
+export function put(element, ...children) {
+  element.replaceChildren(...children.flat(Infinity).filter((each) => each !== null && each !== undefined && each !== false));
   return element;
 }
 
@@ -69,9 +74,9 @@ export function iconButton(name, label, onclick, attributes = {}) {
 export function copyButton(text, label = t("copy")) {
   const button = iconButton("copy", label, async () => {
     await copy(typeof text === "function" ? text() : text);
-    button.replaceChildren(icon("check"));
+    put(button, icon("check"));
     announce(t("copied"));
-    setTimeout(() => button.replaceChildren(icon("copy")), 1500);
+    setTimeout(() => put(button, icon("copy")), 1500);
   });
   return button;
 }
@@ -102,10 +107,11 @@ export function openDialog(title, ...content) {
   return dialog;
 }
 
-const whole = new Intl.NumberFormat(language), short = new Intl.NumberFormat(language, { maximumSignificantDigits: 3 });
+const digits = (most) => new Intl.NumberFormat(language, { maximumSignificantDigits: most });
+const whole = new Intl.NumberFormat(language), short = digits(3), rough = digits(2);
 export const count = (value) => whole.format(value);
 export const number = (value) => short.format(value);
-export const seconds = (value) => (value < 100 ? `${short.format(value)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`);
+export const seconds = (value) => (value < 100 ? `${(value < 10 ? rough : short).format(value)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`);
 export const percent = (value) => `${Math.round(100 * value)} %`;
 export const time = (at) => new Date(at * 1000).toLocaleTimeString(language, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 

@@ -1,6 +1,6 @@
 // The view of the models: how each is, what it can do, whether it fits; loading and unloading.
 import { get, post, server } from "./api.js";
-import { announce, bytes, count, h, t } from "./dom.js";
+import { announce, bytes, count, h, put, t } from "./dom.js";
 
 const BUSY = ["loading", "downloading", "unloading", "restarting"];
 const memory = h("div", { class: "memory" });
@@ -36,7 +36,7 @@ function card(model, aliases) {
   const health = server.health?.models?.find((each) => each.model === model.id);
   const state = health?.state || model.state, size = activity?.models.find((each) => each.model === model.id);
   const isBusy = BUSY.includes(state) || asked.has(model.id), isIn = ["ready", "restarting"].includes(state);
-  const row = (label, value) => value && [h("dt", {}, label), h("dd", {}, value)];
+  const row = (label, value) => value ? [h("dt", {}, label), h("dd", {}, value)] : null;
   const chips = (values, chosen) => values?.length ? h("span", { class: "chips" }, values.map((each) => h("span", { class: each === chosen ? "chip chosen" : "chip" }, t(each) + (each === chosen ? ` (${t("standard")})` : "")))) : null;
   const shown = h("article", { class: "card", "aria-label": model.id },
     h("header", {}, h("h2", {}, model.id), h("span", { class: `state ${state}` }, t(state) + (isBusy && health?.percent !== undefined ? ` ${health.percent} %` : ""))),
@@ -60,9 +60,9 @@ function card(model, aliases) {
 
 function draw() {
   const focused = document.activeElement?.dataset || {}, attribute = focused.load ? "load" : focused.unload ? "unload" : null;
-  memory.replaceChildren(...memoryBar(activity?.memory));
+  put(memory, memoryBar(activity?.memory));
   const models = server.models.filter((each) => !each.root);
-  list.replaceChildren(...models.map((model) => card(model, server.models.filter((each) => each.root === model.id).map((each) => each.id))));
+  put(list, models.map((model) => card(model, server.models.filter((each) => each.root === model.id).map((each) => each.id))));
   if (attribute) {
     const button = list.querySelector(`[data-${attribute}="${CSS.escape(focused[attribute])}"]`);
     (button?.disabled ? button.closest("footer").querySelector("button:not(:disabled)") : button)?.focus();

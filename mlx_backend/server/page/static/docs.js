@@ -1,0 +1,88 @@
+// The API, shown from /openapi.json: every address with what it takes and answers.
+import { base, get } from "./api.js";
+import { applyTheme, copyButton, h, put, t } from "./dom.js";
+
+applyTheme();
+const MAX_DEPTH = 8;
+let schemas = {};
+
+const resolved = (schema) => (schema?.$ref ? { ...schemas[schema.$ref.split("/").pop()], name: schema.$ref.split("/").pop() } : schema || {});
+const options = (schema) => schema.anyOf || schema.oneOf;
+
+/** A type in a few words. */
+function typeOf(schema) {
+  const found = resolved(schema);
+  if (options(found)) return [...new Set(options(found).map(typeOf))].join(" | ");
+  if (found.enum) return found.enum.map((each) => JSON.stringify(each)).join(" | ");
+  if ("const" in found) return JSON.stringify(found.const);
+  if (found.type === "array") return `[${typeOf(found.items)}, …]`;
+  return found.name || found.type || "any";
+}
+
+function limits(schema) {
+  const each = options(schema)?.map(resolved).find((one) => "minimum" in one || "maximum" in one) || schema;
+  return [each.minimum !== undefined && `≥ ${each.minimum}`, each.exclusiveMinimum !== undefined && `> ${each.exclusiveMinimum}`,
+    each.maximum !== undefined && `≤ ${each.maximum}`, schema.default !== undefined && `= ${JSON.stringify(schema.default)}`].filter(Boolean).join(", ");
+}
+
+/** The objects inside a type, however it is wrapped. */
+function objectsOf(schema) {
+  const found = resolved(schema);
+  if (options(found)) return options(found).flatMap(objectsOf);
+  if (found.type === "array") return objectsOf(found.items);
+  return found.properties ? [found] : [];
+}
+
+function fields(schema, depth = 0) {
+  return objectsOf(schema).map((found) => h("div", { class: "schema" }, found.description ? h("p", { class: "muted" }, found.description) : null,
+    h("ul", {}, Object.entries(found.properties).map(([name, field]) => {
+      const label = [h("code", {}, name), " ", h("span", { class: "type" }, typeOf(field)), found.required?.includes(name) ? h("em", {}, t("required")) : null,
+        h("span", { class: "muted" }, ` ${limits(resolved(field))}`), field.description ? h("span", { class: "about" }, field.description) : null];
+      if (depth >= MAX_DEPTH || !objectsOf(field).length) return h("li", {}, label);
+      const inside = h("details", { ontoggle: () => inside.open && inside.children.length === 1 && inside.append(...fields(field, depth + 1)) }, h("summary", {}, label));
+      return h("li", {}, inside);
+    }))));
+}
+
+function example(path, method, body) {
+  const lines = [`curl ${base()}${path}`];
+  if (method !== "get" && method !== "post") lines.push(`-X ${method.toUpperCase()}`);
+  if (method === "post" && !body) lines.push("-X POST");
+  const required = resolved(body).required || [];
+  const values = { messages: [{ role: "user", content: "Hello" }], input: "Hello", prompt: "Hello", query: "Hello", documents: ["Hello"], tokens: [1, 2] };
+  if (body) lines.push("-H 'Content-Type: application/json'", `-d '${JSON.stringify(Object.fromEntries([...new Set(["model", ...required])].map((name) => [name, values[name] ?? "…"])))}'`);
+  return lines.join(" \\\n  ");
+}
+
+function operation(path, method, each) {
+  const answer = each.responses["200"], body = each.requestBody?.content["application/json"].schema, curl = example(path, method, body);
+  const draw = () => details.open && details.children.length === 1 && details.append(
+    h("h3", {}, t("example")), h("div", { class: "code" }, h("div", { class: "code-head" }, h("span", {}), copyButton(curl)), h("pre", { tabindex: 0 }, curl)),
+    ...(body ? [h("h3", {}, t("request")), ...fields(body)] : []),
+    ...Object.entries(answer.content).flatMap(([type, { schema }]) => [h("h3", {}, t(/stream|ndjson/.test(type) ? "streamed" : "answer"), " ", h("span", { class: "muted" }, `${type} · ${typeOf(schema)}`)), ...fields(schema)]));
+  const details = h("details", { class: "operation", id: each.operationId, ontoggle: draw },
+    h("summary", {}, h("span", { class: `method ${method}` }, method.toUpperCase()), h("code", {}, path), h("span", { class: "muted" }, each.summary)));
+  return details;
+}
+
+const list = h("div", { class: "operations" }), filter = h("input", { type: "search", placeholder: t("docsFilter"), "aria-label": t("docsFilter") });
+document.title = `${t("api")} – mlx-backend`;
+document.body.className = "docs";
+put(document.body, h("div", { id: "announcements", class: "sr-only", role: "status" }),
+  h("main", { class: "page" }, h("p", {}, h("a", { href: "./" }, "← mlx-backend")), h("h1", {}, t("api")),
+    h("p", {}, ...t("docsIntro", { document: "\0" }).split("\0").flatMap((text, index) => (index ? [h("a", { href: "openapi.json" }, "/openapi.json"), text] : [text]))), filter, list));
+try {
+  const document_ = await get("openapi.json");
+  schemas = document_.components.schemas;
+  const rank = ([path]) => (path.startsWith("/v1") ? 0 : path.startsWith("/api") ? 1 : 2);
+  const all = Object.entries(document_.paths).sort((one, other) => rank(one) - rank(other)).flatMap(([path, methods]) => Object.entries(methods).map(([method, each]) => operation(path, method, each)));
+  list.append(...all);
+  filter.addEventListener("input", () => {
+    const words = filter.value.toLowerCase().split(/\s+/);
+    for (const each of all) each.hidden = !words.every((word) => each.firstChild.textContent.toLowerCase().includes(word));
+  });
+  const named = location.hash && document.getElementById(location.hash.slice(1));
+  if (named) { named.open = true; named.scrollIntoView(); }
+} catch (error) {
+  list.append(h("p", { class: "problem", role: "alert" }, error.message));
+}
