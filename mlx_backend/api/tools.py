@@ -124,6 +124,16 @@ class ToolName:
         """Its type."""
         return "custom" if self.is_custom else "function"
 
+    @property
+    def call_type(self) -> str:
+        """The type of the items that are its calls."""
+        return "custom_tool_call" if self.is_custom else "function_call"
+
+    @property
+    def call_event(self) -> str:
+        """What the events with a call's text are called."""
+        return f"{self.call_type}_{'input' if self.is_custom else 'arguments'}"
+
     def text(self) -> Arguments:
         """Return what reads the text that a call is given, as it grows."""
         return InputText() if self.is_custom else Arguments()

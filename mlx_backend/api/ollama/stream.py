@@ -6,33 +6,33 @@ A call is sent once it is complete: one that was cut must not be run. Knows noth
 from __future__ import annotations
 
 import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api import json_text
 from mlx_backend.api.ollama.base import as_time, error_object, nanoseconds
+from mlx_backend.api.writers import StreamWriter
 from mlx_backend.chat.reply import ContentLogprobs
 from mlx_backend.conversation.events import (
     ContentDelta,
     ReasoningDelta,
-    StreamEnd,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from mlx_backend.api.errors import ApiError
     from mlx_backend.api.openai.stream import ChatLogprobs
     from mlx_backend.chat.reply import ReplyEvent, TokenLogprobs, Usage
     from mlx_backend.chat.reply_group import GroupEvent
+    from mlx_backend.conversation.events import StreamEnd
     from mlx_backend.engine.base import Progress
 
 
-class LineWriter:
-    """Implements api/base.py's `ReplyWriter`.
+class LineWriter(StreamWriter):
+    """Writes a reply.
 
     `part` puts a text, `thinking` and `tool_calls` where the address has them, `silence` is what a line holds that says
     nothing. `started` is when the request came (`time.perf_counter`), `load_seconds` how long it waited for its model.
@@ -49,7 +49,7 @@ class LineWriter:
         logprobs: ChatLogprobs | None,
         silence: dict[str, list[Any]],
     ) -> None:
-        self.id = f"ollama-{uuid.uuid4().hex}"
+        super().__init__("ollama-")
         self._model = model
         self._part = part
         self._call_id = call_id
@@ -62,16 +62,21 @@ class LineWriter:
         self._arguments: list[str] = []
         self._said: dict[str, list[Any]] = {"text": [], "thinking": [], "tool_calls": [], "logprobs": []}
 
-    def open(self) -> bytes:
-        """Return nothing: a stream begins with the reply."""
-        return b""
-
     def feed(self, event: ReplyEvent | GroupEvent) -> bytes:
         """Write an event but the last."""
         said = self._taken(event)
         for key, value in said.items():
             self._said[key] += value
         return self._line(said, done=False) if said else b""
+
+    def close(self, _end: StreamEnd) -> bytes:
+        """Write nothing: what is left is part of the last line."""
+        return b""
+
+    def whole(self, end: StreamEnd, usage: Usage) -> dict[str, Any]:
+        """Return the reply whose parts the stream would have been."""
+        self._said["logprobs"] += self._rest().get("logprobs", [])
+        return self._object(self._said, done=True, **self._ending(end, usage))
 
     def finish(self, end: StreamEnd, usage: Usage) -> bytes:
         """Write the last line."""
@@ -81,26 +86,9 @@ class LineWriter:
         """Return a line that says nothing: every line has to be a part of a reply."""
         return self._line(self._silence, done=False)
 
-    def progress(self, _progress: Progress) -> bytes:
-        """Return nothing."""
-        return b""
-
     def error(self, error: ApiError) -> bytes:
         """Write an error in mid-stream."""
         return json_text.body(error_object(error))
-
-    def fold(self, events: Iterable[ReplyEvent | GroupEvent], usage: Usage) -> bytes:
-        """Return the reply whose parts the stream would have been."""
-        end: StreamEnd | None = None
-        for event in events:
-            if isinstance(event, StreamEnd):
-                end = event
-            else:
-                for key, value in self._taken(event).items():
-                    self._said[key] += value
-        assert end is not None  # or `events` raises
-        self._said["logprobs"] += self._rest().get("logprobs", [])
-        return self._line(self._said, done=True, **self._ending(end, usage))
 
     def _taken(self, event: ReplyEvent | GroupEvent) -> dict[str, list[Any]]:
         """Return what an event adds to the reply."""
@@ -127,6 +115,9 @@ class LineWriter:
         return {"logprobs": self._logprobs.chunk(tokens)["content"]} if self._logprobs and tokens else {}
 
     def _line(self, said: dict[str, list[Any]], *, done: bool, **more: Any) -> bytes:
+        return json_text.body(self._object(said, done=done, **more))
+
+    def _object(self, said: dict[str, list[Any]], *, done: bool, **more: Any) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         if thinking := said.get("thinking"):
             fields["thinking"] = "".join(thinking)
@@ -141,7 +132,7 @@ class LineWriter:
         }
         if logprobs := said.get("logprobs"):
             line["logprobs"] = logprobs
-        return json_text.body(line)
+        return line
 
     def _ending(self, end: StreamEnd, usage: Usage) -> dict[str, Any]:
         return {
