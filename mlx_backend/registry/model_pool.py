@@ -32,6 +32,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from mlx_backend.device.host_memory import collect_all_again
 from mlx_backend.device.memory import format_bytes
 from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
 from mlx_backend.preparation import current
@@ -659,6 +660,7 @@ class ModelPool[S: LoadedService]:
             entry.service.engine.stop()
         except Exception:
             log.exception("The engine of %s could not be stopped cleanly.", entry.spec.name)
+        collect_all_again()
         with self._changed:
             entry.state, entry.service, entry.size, entry.draining = "unloaded", None, 0, False
             entry.kept = None

@@ -16,6 +16,7 @@ from mlx_backend.chat.capabilities import FolderDescriber
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
 from mlx_backend.conversation.effort import DIAL, EFFORT_OF, fold
+from mlx_backend.device.host_memory import leave_out_loaded_objects
 from mlx_backend.device.memory import room_for_weights, too_large
 from mlx_backend.embedding.embedder import Embedder
 from mlx_backend.embedding.embedding_config import EmbeddingOptions, folder_context_length
@@ -304,6 +305,7 @@ class MultiModelRegistry:
             caches=self.memory.host_caches if self.memory is not None else None,
         )
         service.prepare()
+        leave_out_loaded_objects()
         return service
 
     def _embedding_options(self, spec: ModelSpec) -> EmbeddingOptions:

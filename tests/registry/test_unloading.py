@@ -5,9 +5,11 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from pool_harness import SOON, FakeService, PoolHarness, error_of, pool_threads, spec
+from served_models import models_of_every_type
 
 from mlx_backend.errors import EngineStopped
 from mlx_backend.models.spec import ModelSpec
@@ -15,6 +17,7 @@ from mlx_backend.preparation import Preparation, PreparationCancelled
 from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.errors import ModelLoading, UnknownModel
 from mlx_backend.registry.model_pool import ModelPool, UnloadResult
+from mlx_backend.settings import Settings
 
 # -- leases -------------------------------------------------------------------------------------------------
 
@@ -292,3 +295,14 @@ def test_an_engine_that_fails_to_stop_does_not_keep_the_others_from_stopping(
 
 def test_a_pool_that_has_loaded_nothing_can_be_stopped(harness: PoolHarness) -> None:
     harness.serve(spec("a")).stop()
+
+
+def test_while_a_model_is_loaded_what_it_consists_of_is_left_out_of_garbage_collections(
+    tmp_path: Path,
+) -> None:
+    gc.unfreeze()
+    with models_of_every_type(tmp_path, Settings()) as models:
+        with models.acquire("chat", SOON):
+            assert gc.get_freeze_count() > 0
+        models.unload("chat")
+        assert gc.get_freeze_count() == 0, "what is left of it is found"
