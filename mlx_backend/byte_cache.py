@@ -110,6 +110,11 @@ class ByteCache[K: Hashable, V]:
                 self._drop_oldest()
             self._budget._evict()
 
+    def __contains__(self, key: K) -> bool:
+        """Whether there is a value, which does not count as used."""
+        with self._guard:
+            return key in self._entries
+
     def drop(self, key: K) -> None:
         """Forget a value, if it is there."""
         with self._guard:

@@ -126,6 +126,7 @@ class LimitedBatch(RecordingBatch):
         self.inserted: list[GenerationRequest] = []
         self._sizes: dict[int, int] = {}
         self.ending = threading.Semaphore(0)
+        self.changed = threading.Condition()
 
     def admits(self, request: GenerationRequest) -> bool:
         if request.max_tokens > self.room:
@@ -134,7 +135,14 @@ class LimitedBatch(RecordingBatch):
 
     def insert(self, key: int, request: GenerationRequest) -> None:
         self._sizes[key] = request.max_tokens
-        self.inserted.append(request)
+        with self.changed:
+            self.inserted.append(request)
+            self.changed.notify_all()
+
+    def wait_for(self, is_so: Callable[[], bool]) -> None:
+        """Wait for something that comes with a request that is inserted."""
+        with self.changed:
+            assert self.changed.wait_for(is_so, SOON)
 
     def ready(self) -> bool:
         return self.ending.acquire(blocking=False)

@@ -338,7 +338,9 @@ class _ScriptedBatch:
         self._tokenizer = tokenizer
         self._scripts = scripts
         self._playing: dict[int, _TranscriptPlayback] = {}
+        self._warming: dict[int, GenerationRequest] = {}
         self.started: list[ScriptedRequest] = []
+        self.prewarmed: list[tuple[int, ...]] = []
         self.permits: threading.Semaphore | None = None  # one is needed for each step
 
     def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
@@ -349,6 +351,9 @@ class _ScriptedBatch:
         return True
 
     def insert(self, key: int, request: GenerationRequest) -> None:
+        if not request.max_tokens:
+            self._warming[key] = request
+            return
         repeated = self._repeated(tuple(request.prompt)) if self._caches else 0
         started = ScriptedRequest(request, self._tokenizer.decode(request.prompt), repeated)
         self.started.append(started)
@@ -358,13 +363,17 @@ class _ScriptedBatch:
 
     def _repeated(self, prompt: tuple[int, ...]) -> int:
         """How much of it is cached: all but its last token, which has to be computed, at the most."""
-        earlier = ((*other.request.prompt, *other.written) for other in self.started)
+        earlier = [(*other.request.prompt, *other.written) for other in self.started] + self.prewarmed
         return min(max((common_prefix_length(prompt, each) for each in earlier), default=0), len(prompt) - 1)
 
     def ready(self) -> bool:
         return self.permits is None or self.permits.acquire(blocking=False)
 
     def step(self) -> Iterable[tuple[int, Outcome]]:
+        for key, warmup in list(self._warming.items()):
+            del self._warming[key]
+            self.prewarmed.append(tuple(warmup.prompt))
+            yield key, Ended("length")
         for key, playback in list(self._playing.items()):
             outcome = playback.next()
             if not isinstance(outcome, TokenDelta | Progress):
@@ -373,12 +382,14 @@ class _ScriptedBatch:
             yield key, outcome
 
     def remove(self, key: int) -> None:
+        if self._warming.pop(key, None) is not None:
+            return
         started = self._playing.pop(key).started
         started.cancelled.set()
         started.ended.set()
 
     def unload(self) -> None:
-        for key in list(self._playing):
+        for key in [*self._playing, *self._warming]:
             self.remove(key)
 
     def close(self) -> None:
@@ -391,7 +402,8 @@ class ScriptedEngine(Engine):
     `transcripts` is a list, the next one for each request, or a function from the prompt's text to one. A `tokenizer`
     stands for the one that `markers` and `chat_template` would make. Without an `image_processor` it sees no images;
     `image_support` says why.
-    With `caches` it reports as cached what a request repeats of earlier ones.
+    With `caches` it reports as cached what a request repeats of earlier ones, and of prompts that it was told to
+    prewarm; otherwise it only records those.
     With `gated` the engine takes no steps by itself: `advance` allows a number of them, each of one token for every
     running request.
     """
@@ -419,11 +431,12 @@ class ScriptedEngine(Engine):
             tokenizer=tokenizer,
             image_processor=image_processor,
             image_support=image_support if image_processor is None else ImageSupport.AVAILABLE,
+            caches_prompts=caches,
         )
         self._batch = _ScriptedBatch(info, tokenizer, _as_function(transcripts), caches=caches)
         if gated:
             self._batch.permits = threading.Semaphore(0)
-        self.warmups: list[Callable[[], PromptStart]] = []
+        self.warmups: list[Callable[[], PromptStart | None]] = []
         super().__init__(self._batch, max_concurrent=max_concurrent, max_waiting=max_waiting)
 
     @property
@@ -436,9 +449,10 @@ class ScriptedEngine(Engine):
         """Those that were cancelled while they ran."""
         return [request for request in self._batch.started if request.cancelled.is_set()]
 
-    def prewarm(self, make_start: Callable[[], PromptStart], adapter: str | None = None) -> None:
-        """Record it in `warmups` and do nothing: a script has nothing to warm up."""
+    def prewarm(self, make_start: Callable[[], PromptStart | None], adapter: str | None = None) -> None:
+        """Record it in `warmups`, and do it if this has something to warm up."""
         self.warmups.append(make_start)
+        super().prewarm(make_start, adapter)
 
     def advance(self, steps: int = 1) -> None:
         """Let a gated engine take this many more steps."""

@@ -146,6 +146,10 @@ class RecentPrompts:
             self._prompts.drop(id(earlier))
         return prompt.match(earlier)
 
+    def has(self, prompt: SentPrompt) -> bool:
+        """Whether it is still one of the last: its conversation has not gone on."""
+        return id(prompt) in self._prompts
+
     def put(self, prompt: SentPrompt, reply: Iterable[int] = ()) -> None:
         """Remember a prompt, and the tokens of its reply once they are known."""
         prompt.tokens.extend(reply)

@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PREWARM_SECONDS = 2.0
-"""How long the engine may be busy with the text of a prompt that is only likely to come."""
+PREWARM_SECONDS = 5.0
+"""How long making the text of a prompt may take that is only likely to come."""
 
 MAX_PROMPT_LOGPROBS = 1 << 21
 """Log probabilities of prompts' tokens in one request: they are held until the response has been sent."""
@@ -442,10 +442,10 @@ class Service:
         if goes_on:
             self._recent_prompts.put(sent, finished.tokens)
         if goes_on and not finished.is_cut:
-            self._prewarm_next_turn(request, finished.as_history(), images)
+            self._prewarm_next_turn(request, sent, finished.as_history(), images)
 
     def _prewarm_next_turn(
-        self, request: ChatRequest, answer: Mapping[str, Any], images: SeenImages | None
+        self, request: ChatRequest, sent: SentPrompt, answer: Mapping[str, Any], images: SeenImages | None
     ) -> None:
         """Have the engine prefill the history that the next turn will begin with, once it is idle."""
         last = request.messages[-1]
@@ -453,12 +453,14 @@ class Service:
         # A background request (a title) has no next turn, and must not displace the user's own.
         is_background = request.background is not None or (request.priority or 0) > 0
         if self.settings.prewarm and not (request.raw or is_continued or is_background):
-            self.engine.prewarm(lambda: self._next_turn(request, answer, images), request.adapter)
+            self.engine.prewarm(lambda: self._next_turn(request, sent, answer, images), request.adapter)
 
     def _next_turn(
-        self, request: ChatRequest, answer: Mapping[str, Any], images: SeenImages | None
-    ) -> PromptStart:
-        """Return the beginning of the next turn's prompt. Raises if that takes long: no reply goes on meanwhile."""
+        self, request: ChatRequest, sent: SentPrompt, answer: Mapping[str, Any], images: SeenImages | None
+    ) -> PromptStart | None:
+        """Return the beginning of the next turn's prompt, None if that turn has come. Raises if it takes long."""
+        if not self._recent_prompts.has(sent):
+            return None
         with Preparation(PREWARM_SECONDS).running():
             return self._prompts.next_turn(request, answer, images)
 

@@ -198,6 +198,8 @@ class EngineStatus:
     """Why replies are not decoded together; empty if they are, or if nothing is loaded."""
     available_context: int | None = None
     """Tokens of prompt and reply that fit into memory now, if that is known."""
+    prewarmed_tokens: int = 0
+    """Tokens of prompts that were only likely to come and have been prefilled since the engine was started."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ more if its generation is closed; it finishes exactly once.
 Queue: by priority, and fair between clients (fair_queue.py). The batch decides whether the next has room now: few
 prompts are prefilled at a time, so that what comes later can still be fair, or short and next. Warm-ups,
 prompts that are likely to come, rank below every request: they are prefilled while nothing else is to be done, and
-preempted within a step when a request comes.
+preempted within a step when a request comes. What it takes to make one, a thread of its own does, one at a time.
 
 Failures: what a step raises cannot be blamed on one request. Those that were running fail, the batch is unloaded and
 loaded again, and those in the queue go on waiting. If it fails again before any request was answered, those fail as
@@ -71,12 +71,16 @@ class _Signal(Enum):
     STOP = auto()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Warmup:
-    """A prompt that is likely to come. No caller waits for it, and every request goes first."""
+    """A prompt that is likely to come. No caller waits for it, and every request goes first.
+
+    `request` is what was made while it was being made; None where nothing is to be prefilled any more.
+    """
 
     key: int
-    make_request: Callable[[], GenerationRequest]
+    make_request: Callable[[], GenerationRequest | None]
+    request: GenerationRequest | None = None
 
 
 type Message = Job | _Warmup | _Signal | EngineStopped
@@ -106,7 +110,7 @@ class Scheduler:
         """Jobs by key; put in under the lock, taken out by the engine thread."""
         self._queue: FairQueue[Job] = FairQueue()
         self._running: dict[int, Job] = {}
-        self._warmups = _Warmups(batch)
+        self._warmups = _Warmups(batch, self._inbox.put)
         self._mean_seconds = 1.0
         """How long a request runs."""
         self._info: ModelInfo | None = None
@@ -154,8 +158,11 @@ class Scheduler:
             raise EngineStopped(str(self._final_error))
         return Generation(job, self._inbox.put)
 
-    def prewarm(self, make_request: Callable[[], GenerationRequest]) -> None:
-        """Have a prompt prefilled when there is nothing else to do; `make_request` is called then."""
+    def prewarm(self, make_request: Callable[[], GenerationRequest | None]) -> None:
+        """Have a prompt prefilled when there is nothing else to do.
+
+        `make_request` is called then, on a thread of its own; None: it is no longer likely.
+        """
         self._inbox.put(_Warmup(next(self._keys), make_request))
 
     def wake(self) -> None:
@@ -193,6 +200,7 @@ class Scheduler:
             detail=info.tuning(),
             unbatched=info.unbatched,
             available_context=available,
+            prewarmed_tokens=self._warmups.prefilled_tokens,
         )
 
     def is_healthy(self) -> bool:
@@ -291,7 +299,7 @@ class Scheduler:
             self._admit()  # first: what may not wait at all is started if there is room
             next_timeout = self._expire_queued()
             if not (self._running or self._queue):
-                self._warmups.start_next()
+                self._warmups.make_next()
             if (self._running or self._warmups.running) and self._batch.ready():
                 return True
             try:
@@ -378,7 +386,7 @@ class Scheduler:
                 self._running[job.key] = job
 
     def _deliver(self, key: int, outcome: Outcome) -> None:
-        if self._warmups.is_outcome(key, outcome):
+        if self._warmups.outcome(key, outcome):
             return
         job = self._running[key]
         match outcome:
@@ -430,44 +438,62 @@ class Scheduler:
 
 
 class _Warmups:
-    """The warm-ups that wait, and the one that runs. No caller waits for any of them, so a failure is only logged."""
+    """The warm-ups that wait, and the one that runs. No caller waits for any of them, so a failure is only logged.
 
-    def __init__(self, batch: Batch) -> None:
+    The next is made while there is nothing else to do, and made anew if it was preempted: its conversation may have
+    gone on since.
+    """
+
+    def __init__(self, batch: Batch, put: Callable[[_Warmup], None]) -> None:
         self.running: _Warmup | None = None
+        self.prefilled_tokens = 0
+        """Of all that have run."""
         self._batch = batch
+        self._put = put
         self._waiting: deque[_Warmup] = deque(maxlen=MAX_WARMUPS)
+        self._being_made: _Warmup | None = None
+        self._is_outdated = False
+        """Whether a request has come since."""
+        self._prefilled = 0
+        """Tokens of the one that runs that are in the cache."""
 
     def __bool__(self) -> bool:
-        return self.running is not None or bool(self._waiting)
+        return self.running is not None or self._being_made is not None or bool(self._waiting)
 
     def add(self, warmup: _Warmup) -> None:
-        """Queue one; the oldest of too many is dropped."""
-        self._waiting.append(warmup)
+        """Queue one, or start the one that has been made; the oldest of too many is dropped."""
+        if warmup is not self._being_made:
+            self._waiting.append(warmup)
+            return
+        self._being_made = None
+        if warmup.request is not None and self._is_outdated:
+            self._put_back(warmup)
+        elif warmup.request is not None:
+            self._start(warmup, warmup.request)
 
-    def start_next(self) -> None:
-        """Start the next that has room, unless one runs."""
-        while self._waiting and self.running is None:
-            warmup = self._waiting.popleft()
-            try:
-                request = warmup.make_request()
-                if self._batch.admits(request):
-                    self._batch.insert(warmup.key, request)
-                    self.running = warmup
-            except Exception as error:
-                log.debug("A warm-up was given up: %s", error)
+    def make_next(self) -> None:
+        """Have the next one made, unless one is or runs."""
+        if self._waiting and self.running is None and self._being_made is None:
+            warmup = self._being_made = self._waiting.popleft()
+            self._is_outdated = False
+            # Not a daemon: the interpreter has to wait for foreign code.
+            threading.Thread(target=self._make, args=(warmup,), name="prewarm", daemon=False).start()
 
     def preempt(self) -> None:
-        """Take the one that runs out of the batch, to be started again."""
+        """Take the one that runs out of the batch, to be made again; so is the one that is being made."""
+        self._is_outdated = True
         warmup, self.running = self.running, None
         if warmup is not None:
             self._batch.remove(warmup.key)
-            if len(self._waiting) < MAX_WARMUPS:
-                self._waiting.appendleft(warmup)
+            self._put_back(warmup)
 
-    def is_outcome(self, key: int, outcome: Outcome) -> bool:
-        """Whether an outcome belongs to the one that runs, which it may end."""
+    def outcome(self, key: int, outcome: Outcome) -> bool:
+        """Take an outcome of the one that runs, which it may end; False if it is none of that one's."""
         if self.running is None or key != self.running.key:
             return False
+        if isinstance(outcome, Progress):
+            self.prefilled_tokens += outcome.processed - max(outcome.cached, self._prefilled)
+            self._prefilled = outcome.processed
         if isinstance(outcome, Ended | EngineError):
             self.running = None
         return True
@@ -475,7 +501,28 @@ class _Warmups:
     def clear(self) -> None:
         """Forget all of them; the batch is unloaded."""
         self._waiting.clear()
-        self.running = None
+        self.running = self._being_made = None
+
+    def _make(self, warmup: _Warmup) -> None:
+        """Make one, and have the engine thread start it."""
+        try:
+            warmup.request = warmup.make_request()
+        except Exception as error:
+            log.debug("A warm-up was given up: %s", error)
+        self._put(warmup)
+
+    def _start(self, warmup: _Warmup, request: GenerationRequest) -> None:
+        try:
+            if self._batch.admits(request):
+                self._batch.insert(warmup.key, request)
+                self.running, self._prefilled = warmup, 0
+        except Exception as error:
+            log.debug("A warm-up was given up: %s", error)
+
+    def _put_back(self, warmup: _Warmup) -> None:
+        warmup.request = None
+        if len(self._waiting) < MAX_WARMUPS:
+            self._waiting.appendleft(warmup)
 
 
 def _start_failure(error: Exception) -> EngineError:

@@ -77,16 +77,18 @@ class Engine:
         """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped."""
         return self._scheduler.submit(self._checked(request))
 
-    def prewarm(self, make_start: Callable[[], PromptStart], adapter: str | None = None) -> None:
+    def prewarm(self, make_start: Callable[[], PromptStart | None], adapter: str | None = None) -> None:
         """Prefill the beginning of a prompt that is likely to come, while nothing else is to be done.
 
-        `make_start` is called then, on the engine thread; never if no prompts are cached here.
+        `make_start` is called then, on a thread of its own, and again if a request comes first; None: it is no longer
+        likely. It is never called if no prompts are cached here.
         """
         if not self._info.caches_prompts:
             return
 
-        def make_request() -> GenerationRequest:
-            start = make_start()
+        def make_request() -> GenerationRequest | None:
+            if (start := make_start()) is None:
+                return None
             if not 0 < len(start.tokens) < self.context_length:
                 raise EngineRefused(f"A prompt of {len(start.tokens)} tokens cannot be prefilled.")
             self._check_ids("The prompt", start.tokens)

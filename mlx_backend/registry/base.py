@@ -25,9 +25,9 @@ class ModelStatus:
     """A servable model's current state. `percent` is how far it is downloaded, or loaded, in bytes `done` of `total`.
 
     `total` is 0 where the size is not known. `in_use` counts leases; `running` and `waiting` are requests, as the
-    engine counts them. `aliases` are the other names it is listed under. With `shares`, its weights are those of the
-    model of that name, and so are its state and what it counts. It is unloaded in `unloads_in` seconds, or that long
-    after its use; None: not by itself.
+    engine counts them, and `prewarmed_tokens` what it has prefilled before a request asked for it. `aliases` are the
+    other names it is listed under. With `shares`, its weights are those of the model of that name, and so are its state
+    and what it counts. It is unloaded in `unloads_in` seconds, or that long after its use; None: not by itself.
     """
 
     name: str
@@ -38,6 +38,7 @@ class ModelStatus:
     in_use: int = 0
     running: int = 0
     waiting: int = 0
+    prewarmed_tokens: int = 0
     pinned: bool = False
     detail: str = ""
     aliases: tuple[str, ...] = ()

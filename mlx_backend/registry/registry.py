@@ -369,5 +369,10 @@ def _with_service(
         return status
     engine = service.engine.status()
     return replace(
-        status, state=engine.state, running=engine.running, waiting=engine.waiting, detail=engine.detail
+        status,
+        state=engine.state,
+        running=engine.running,
+        waiting=engine.waiting,
+        prewarmed_tokens=engine.prewarmed_tokens,
+        detail=engine.detail,
     )

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
@@ -138,15 +138,21 @@ class _Now(Collector):
         """Return nothing: otherwise the registry would look all of it up when this is registered."""
         return []
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the gauges."""
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges, and what engines count themselves."""
         running = GaugeMetricFamily(f"{_PREFIX}_requests_running", "Replies in the batch.", labels=["model"])
         waiting = GaugeMetricFamily(f"{_PREFIX}_requests_waiting", "Requests in the queue.", labels=["model"])
+        prewarmed = CounterMetricFamily(
+            f"{_PREFIX}_prewarmed_tokens",
+            "Prompt tokens that were computed while idle, before the request that is likely to come.",
+            labels=["model"],
+        )
         for status in self._models.statuses():
             if status.state != "unloaded" and not status.shares:
                 running.add_metric([status.name], status.running)
                 waiting.add_metric([status.name], status.waiting)
-        yield from (running, waiting)
+                prewarmed.add_metric([status.name], status.prewarmed_tokens)
+        yield from (running, waiting, prewarmed)
         if self._memory is not None:
             memory = GaugeMetricFamily(
                 f"{_PREFIX}_memory_bytes", "Memory for models and their caches.", labels=["kind"]

@@ -1,5 +1,6 @@
 """After an answer the engine prefills the history as the next turn will have it."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -53,10 +54,10 @@ def answered(reply: Reply) -> dict[str, Any]:
 
 
 def wait_until_idle(engine: Engine) -> None:
-    """Warm-ups are done when the engine thread sleeps: a request behind them would find them done."""
-    scheduler = engine._scheduler
-    while (scheduler._warmups.running or scheduler._warmups._waiting) or not scheduler._inbox.empty():
-        pass
+    """Warm-ups run one after another: when another one is made, those before it are done."""
+    done = threading.Event()
+    engine.prewarm(done.set)
+    assert done.wait(20)
 
 
 def chat(service: Service, turns: list[str], **fields: Any) -> list[int]:
@@ -80,6 +81,7 @@ def test_the_next_turn_prefills_only_its_message_and_the_generation_prompt(
         warm, cold = Service(engine), Service(cold_engine, ModelSettings(prewarm=False))
         encode = engine.tokenizer.encode
         read = chat(warm, TURNS)
+        assert engine.status().prewarmed_tokens > 0
         for turn, count in zip(TURNS[1:], read[1:], strict=True):
             glue = encode("<|end|><|start|>assistant", control_tokens=True)
             assert count == len(encode(turn, control_tokens=False)) + len(glue)
@@ -118,10 +120,24 @@ def test_prewarming_can_be_turned_off() -> None:
         assert not engine.warmups
         answered(Service(engine).chat(ChatRequest(messages=[user("hello")])))
         [plan] = engine.warmups
+        start = plan()
+        assert start is not None
         expected = (
             "<|start|>user<|message|>hello<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|end|>"
         )
-        assert engine.tokenizer.decode(plan().tokens).endswith(expected + "<|start|>user<|message|>")
+        assert engine.tokenizer.decode(start.tokens).endswith(expected + "<|start|>user<|message|>")
+
+
+def test_a_conversation_that_has_gone_on_is_not_prewarmed_as_it_was() -> None:
+    with ScriptedEngine(lambda _: "<|channel|>final<|message|>Hi.<|return|>") as engine:
+        service = Service(engine)
+        messages = [user("hello")]
+        answer = answered(service.chat(ChatRequest(messages=messages)))
+        answered(service.chat(ChatRequest(messages=[user("another's")])))
+        answered(service.chat(ChatRequest(messages=[*messages, answer, user("and now?")])))
+        gone_on, *last = engine.warmups
+        assert gone_on() is None
+        assert all(make_start() is not None for make_start in last)
 
 
 def test_background_requests_are_not_prewarmed() -> None:

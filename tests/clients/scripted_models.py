@@ -144,8 +144,12 @@ class Hermes:
 type ModelFamily = Harmony | Hermes
 FAMILIES: Mapping[str, ModelFamily] = {"harmony": Harmony(), "hermes": Hermes()}
 PUBLISHED: Mapping[str, tuple[str, Path]] = {
-    "gpt-oss": ("harmony", GPT_OSS_TEMPLATE),
-    "qwen3": ("hermes", HARMONY_DATA / "templates" / "Qwen-Qwen3-0.6B.jinja"),
+    name: (family, template)
+    for name, family, template in (
+        ("gpt-oss", "harmony", GPT_OSS_TEMPLATE),
+        ("qwen3", "hermes", HARMONY_DATA / "templates" / "Qwen-Qwen3-0.6B.jinja"),
+    )
+    if template.exists()
 }
 """The families with templates that are no data of ours, where they are there."""
 

@@ -132,6 +132,7 @@ def test_a_second_task_goes_on_from_the_first_after_long_thinking(
     finished = opencode(sandbox, scripted, wire, "--continue", "And now once more")
     assert "The second is done." in finished.output
     assert "The first is done." in scripted.agent_prompts[2].prompt
+    assert min(scripted.shares) >= MIN_SHARE, scripted.misses(MIN_SHARE)
 
 
 @pytest.mark.parametrize("wire", WIRES)

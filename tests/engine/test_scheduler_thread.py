@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from queue import SimpleQueue
 
 import pytest
 from scheduler_batches import (
@@ -12,7 +13,7 @@ from scheduler_batches import (
     request,
 )
 
-from mlx_backend.engine.base import EngineStatus, Finished
+from mlx_backend.engine.base import EngineStatus, Finished, GenerationRequest
 from mlx_backend.engine.scheduler import Scheduler
 from mlx_backend.errors import EngineBusy, EngineRefused, EngineStopped
 
@@ -95,6 +96,32 @@ def test_a_request_that_may_not_wait_is_started_if_there_is_room_and_else_refuse
     scheduler.stop()
 
 
+def test_no_request_waits_for_a_warm_up_that_is_being_made_which_is_then_made_anew() -> None:
+    batch = LimitedBatch(room=100)
+    scheduler = Scheduler(batch)
+    scheduler.start()
+    guesses = [request("what was likely", max_tokens=0), request("what is likely now", max_tokens=0)]
+    making, may_go_on = SimpleQueue[None](), threading.Semaphore(0)
+
+    def make_request() -> GenerationRequest:
+        guess = guesses.pop(0)
+        making.put(None)
+        may_go_on.acquire()
+        return guess
+
+    scheduler.prewarm(make_request)
+    making.get(timeout=SOON)
+    asked = scheduler.submit(request(max_tokens=10))
+    batch.wait_for(lambda: bool(batch.inserted))
+    may_go_on.release()
+    assert finishes(scheduler, batch, asked)
+    making.get(timeout=SOON)
+    may_go_on.release()
+    batch.wait_for(lambda: len(batch.inserted) == 2)
+    scheduler.stop()
+    assert batch.inserted[1].prompt == request("what is likely now").prompt
+
+
 def test_warm_ups_run_while_there_is_nothing_else_and_are_preempted_by_requests() -> None:
     batch = LimitedBatch(room=100)
     scheduler = Scheduler(batch)
@@ -105,8 +132,7 @@ def test_warm_ups_run_while_there_is_nothing_else_and_are_preempted_by_requests(
     batch.ending.release()
     scheduler.wake()
     assert isinstance(first.next(SOON), Finished)
-    batch.ending.release()
-    scheduler.wake()
+    batch.wait_for(lambda: guess in batch.inserted)
     second = scheduler.submit(request(max_tokens=11))
     batch.ending.release()
     scheduler.wake()
@@ -114,5 +140,4 @@ def test_warm_ups_run_while_there_is_nothing_else_and_are_preempted_by_requests(
     scheduler.stop()
     served = [each.max_tokens for each in batch.inserted if each is not guess]
     assert served == [10, 11]
-    assert guess in batch.inserted
     assert scheduler.status().running == 0, "a warm-up is not counted"

@@ -138,6 +138,7 @@ def test_the_next_turn_is_prepared_with_the_images_of_this_one(
     server.chat([user(image(), text())])
     [plan] = engine.warmups
     start, request = plan(), started(engine)
+    assert start is not None
     written = engine.tokenizer.decode(start.tokens)
     assert "assistant\nA corner.<|im_end|>\n<|im_start|>" in written
     [image_then], [image_now] = start.images, request.images

@@ -64,6 +64,7 @@ def test_replies_are_counted_by_outcome_with_their_tokens_and_times() -> None:
     assert value(found, "time_to_first_token_seconds_count", model="scripted") == 2
     assert 0 < value(found, "inter_token_seconds_count", model="scripted") < 2 * usage["completion_tokens"]
     assert value(found, "requests_running", model="scripted") == 0
+    assert value(found, "prewarmed_tokens_total", model="scripted") == 0
 
 
 def test_refusals_are_counted_by_reason() -> None:
