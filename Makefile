@@ -2,7 +2,10 @@
 PYTHON ?=
 VENV := .venv
 VENV_DIFY := .venv-dify
+VENV_PLUGIN := .venv-plugin
 RUN := $(VENV)/bin/python
+# What packs the plugin: .venv where it is, else an environment with what the plugin needs alone, which is not MLX.
+PACKING := $(if $(wildcard $(VENV)/.ready),$(VENV),$(VENV_PLUGIN))
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -22,15 +25,19 @@ setup: $(VENV)/.ready ## build .venv with what running needs (the other commands
 		"make demo" "server and Dify plugin at work"
 
 # 3.15 has no packages of what is locked yet (requires-python in pyproject.toml says the same).
-$(VENV)/.ready: requirements.lock pyproject.toml .ci/link.py .ci/install.py
+define find_python
 	@test -n "$(call python_below,15)" || { \
 		echo "Python 3.12, 3.13 or 3.14 is needed, and $(if $(PYTHON),$(PYTHON) is none of them,none of them was found)."; \
 		echo "Install one, or say where it is: make $(MAKECMDGOALS) PYTHON=/path/to/python3.13"; exit 1; }
+endef
+
+$(VENV)/.ready: requirements.lock pyproject.toml .ci/link.py .ci/install.py
+	$(find_python)
 	@$(call python_below,15) -c 'import runpy; runpy.run_path("mlx_backend/device/machine.py", run_name="__main__")'
 	@echo "Making the environment $(VENV) with $(call python_below,15) (once; a minute or two with what follows) …"
 	@$(call python_below,15) -m venv $(VENV)
 	@echo "Installing what the server and the plugin need …"
-	@$(RUN) .ci/install.py running || { \
+	@$(RUN) .ci/install.py plugin running || { \
 		echo "The dependencies could not be installed; pip says why above. Can the package index be reached?"; exit 1; }
 	@$(RUN) .ci/link.py
 	@touch $@
@@ -114,8 +121,16 @@ format: $(VENV)/.ready-dev ## format and fix with ruff
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
-plugin: $(VENV)/.ready ## write dist/*.difypkg (REPO=https://…: with the address of its source, to publish it)
-	@$(RUN) -m dify_mlx_provider.packaging.package $(if $(REPO),--repo "$(REPO)")
+plugin: $(PACKING)/.ready ## write dist/*.difypkg
+	@$(PACKING)/bin/python -m dify_mlx_provider.packaging.package
+
+$(VENV_PLUGIN)/.ready: requirements.lock .ci/install.py
+	$(find_python)
+	@echo "Making the environment $(VENV_PLUGIN) with what the plugin needs (once; half a minute) …"
+	@$(call python_below,15) -m venv $(VENV_PLUGIN)
+	@$(VENV_PLUGIN)/bin/python .ci/install.py plugin || { \
+		echo "What the plugin needs could not be installed; pip says why above. Can the package index be reached?"; exit 1; }
+	@touch $@
 
 debug: $(VENV)/.ready ## run the plugin from this clone in a Dify elsewhere (URL=HOST:5003 KEY=… from Dify's Plugins page)
 	@test -n "$(URL)" -a -n "$(KEY)" || { echo "Say where: make debug URL=HOST:5003 KEY=… (Dify's Plugins page, the bug icon at the top)"; exit 1; }
@@ -145,4 +160,4 @@ lock: $(VENV)/.ready-dev ## write requirements.lock anew (ARGS=--upgrade: with t
 	$(RUN) .ci/lock.py $(ARGS)
 
 clean: ## remove what the other commands made
-	rm -rf $(VENV) $(VENV_DIFY) .clients dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV_DIFY) $(VENV_PLUGIN) .clients dist build .mypy_cache .ruff_cache .pytest_cache

@@ -1,7 +1,7 @@
-"""Install a part of requirements.lock into the environment whose Python runs this, and say how far it is.
+"""Install parts of requirements.lock into the environment whose Python runs this, and say how far it is.
 
-`make setup` installs what running needs, `make vision` what models need to see images, and `make test` and the other
-commands for developers both and what they need. pip does the work; of its own output, many lines for each package, only
+`make plugin` installs what the plugin needs, `make setup` what the server needs as well, `make vision` what models need
+to see images, and `make test` and the other commands for developers all of it and what they need. pip does the work; of its own output, many lines for each package, only
 the names are shown.
 """
 
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("running", "developing", "vision")
+PARTS = ("plugin", "running", "developing", "vision")
 HEADING = "# For {part}:\n"
 """What stands above each part of the lock; .ci/lock.py writes it."""
 
@@ -24,11 +24,11 @@ def part_of(lock: str, part: str) -> str:
 
 
 def main() -> int:
-    """Install the part that is named; return pip's exit status."""
+    """Install the parts that are named; return pip's exit status."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("part", choices=PARTS)
+    arguments.add_argument("parts", choices=PARTS, nargs="+")
     lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
-    requirements = part_of(lock, arguments.parse_args().part)
+    requirements = "".join(part_of(lock, part) for part in arguments.parse_args().parts)
     total = len(re.findall(r"^[a-z0-9]", requirements, re.MULTILINE))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "requirements.txt")

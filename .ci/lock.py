@@ -4,8 +4,8 @@ A lock pins everything (for macOS and Linux at once) with hashes and without add
 of the requirements it was made from, so that staleness is seen without a network. Versions that are locked stay where
 they fit what is required; with --upgrade the newest are taken.
 
-requirements.lock has three parts: what running needs, the server and the plugin; what developing needs as well; and the
-extra `vision`, of just what it names: mlx-vlm also requires 1.1 GB for training, audio, video and a server of its own,
+requirements.lock has four parts: what the plugin needs, and packing it; what the server needs as well; what developing
+needs as well; and the extra `vision`, of just what it names: mlx-vlm also requires 1.1 GB for training, audio, video and a server of its own,
 none of which is imported to see an image. What runs Dify's workflow engine (`make test-dify`) is an environment of its
 own, locked alike, and so is what `make soak` adds. The SDKs of `make test-clients` are locked without hashes, which
 would be ten times as long: an environment for each set whose requirements fit together.
@@ -114,18 +114,21 @@ def main() -> int:
 
 def in_parts(locked: str) -> str:
     """Return the contents of requirements.lock, each part under its heading."""
-    named = project()["project"]["optional-dependencies"][VISION]
+    extras = project()["project"]["optional-dependencies"]
     vision = compiled(
         *("-", "--no-deps", "--python-version", "3.12"),
         locked=part_of(locked, VISION),
-        typed="\n".join(named),
+        typed="\n".join(extras[VISION]),
     )
     whole = compiled("pyproject.toml", "--extra", "plugin", "--group", "dev", locked=locked)
     needed = compiled("pyproject.toml", "--extra", "plugin", locked=whole)
+    plugin = compiled("-", locked=whole, typed="\n".join(extras["plugin"]))
     running = {found[1] for found in BLOCK.finditer(needed)}
+    packing = {found[1] for found in BLOCK.finditer(plugin)}
     blocks = list(BLOCK.finditer(whole))
     parts = {
-        "running": "".join(found[0] for found in blocks if found[1] in running),
+        "plugin": "".join(found[0] for found in blocks if found[1] in packing),
+        "running": "".join(found[0] for found in blocks if found[1] in running - packing),
         "developing": "".join(found[0] for found in blocks if found[1] not in running),
         VISION: vision,
     }

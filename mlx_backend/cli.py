@@ -14,7 +14,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from mlx_backend import __version__
+from mlx_backend import version_and_commit
 from mlx_backend.commands.errors import WRONG_USAGE, CommandError, exit_codes
 from mlx_backend.commands.stop_signals import ended_by_interrupts
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     match words:
         case ["--version" | "-V" | "version"]:
-            print(f"{PROGRAM} {__version__}")
+            print(f"{PROGRAM} {version_and_commit()}")
             return 0
         case ["help" | "--help" | "-h"]:
             print(overview())

@@ -28,7 +28,7 @@ VOCABULARY = 512
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 needs_mlx_vlm = pytest.mark.skipif(
-    find_spec("mlx_vlm") is None, reason="the extra is not installed: pip install 'dify-mlx-provider[vision]'"
+    find_spec("mlx_vlm") is None, reason="the extra is not installed: make vision"
 )
 
 

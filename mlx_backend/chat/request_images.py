@@ -19,6 +19,7 @@ from mlx_backend.conversation.message_parts import UNSEEN, has_images, is_image
 from mlx_backend.conversation.result_media import unseen_image
 from mlx_backend.engine.images import ImageSupport
 from mlx_backend.errors import EngineRefused, RequestError
+from mlx_backend.installation import vision_command
 from mlx_backend.preparation import current
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _REFUSALS: Mapping[ImageSupport, tuple[str, str]] = {
     ImageSupport.NONE: (f"This model cannot see images. {_REMEDY}", "unsupported_content"),
     ImageSupport.NOT_INSTALLED: (
         "This model can see images, but this server was installed without what that needs. Remove the image, or have "
-        "the server's operator install it: pip install 'dify-mlx-provider[vision]'.",
+        f"the server's operator install it: {vision_command()}.",
         "vision_not_installed",
     ),
     ImageSupport.UNKNOWN_FAMILY: (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mlx_backend.declaration import variable_of
 from mlx_backend.demo import EMBEDDING_MODEL_NAME, MODEL_NAME, VISION_MODEL_NAME
 from mlx_backend.engine.mlx.vision.families import is_installed
+from mlx_backend.installation import vision_command
 
 if TYPE_CHECKING:
     from mlx_backend.models.files import ModelType
@@ -112,8 +113,7 @@ def start_lines(
         else:
             body = body.replace(_QUESTION, "What can you do?")
             lines.append(
-                "  It cannot see here yet. Install what that needs and start again: make vision (in a clone), or "
-                "pip install 'dify-mlx-provider[vision]'."
+                f"  It cannot see here yet. Install what that needs and start again: {vision_command()}."
             )
     if demo:
         lines.append(f"  Start a real one with: mlx-backend --model {RECOMMENDED_MODEL}")

@@ -17,6 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.images import Detail, ImageError, Picture
+from mlx_backend.installation import vision_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,8 +132,7 @@ def _open(data: bytes, format_name: str) -> Image:
         pillow = _pillow()
     except ImportError:
         raise ImageError(
-            "This server was installed without what reads images. Its operator can add it: "
-            "pip install 'dify-mlx-provider[vision]'.",
+            f"This server was installed without what reads images. Its operator can add it: {vision_command()}.",
             "vision_not_installed",
         ) from None
     try:

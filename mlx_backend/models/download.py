@@ -72,7 +72,7 @@ _RETRIED_STATUSES: Final = frozenset([408, 429, 500, 502, 503, 504])
 _HUB: Final = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/+([^/?#]+/[^/?#]+)")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _RANGE: Final = re.compile(r"bytes (\d+)-")
-_TOKEN: Final = "log in with `hf auth login`, or set HF_TOKEN"
+_TOKEN: Final = "set HF_TOKEN to a token (huggingface.co/settings/tokens)"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -501,12 +501,10 @@ def _not_here(repository: str, why: str) -> EngineError:
 def _refused(repository: str, status: int) -> EngineError:
     if status == 401:
         return EngineError(
-            f"Hugging Face refuses the token it was sent for {repository!r}: {_TOKEN} to one that works."
+            f"Hugging Face refuses the token it was sent for {repository!r}: {_TOKEN} that works."
         )
     if status == 403:
-        return EngineError(
-            f"Hugging Face does not let this token read {repository!r}: {_TOKEN} to one that may."
-        )
+        return EngineError(f"Hugging Face does not let this token read {repository!r}: {_TOKEN} that may.")
     return EngineError(
         f"Hugging Face could not deliver {repository!r} (HTTP status {status}): try again later. What has been "
         "downloaded is kept."

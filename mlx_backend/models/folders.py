@@ -253,7 +253,7 @@ def check_adapter(folder: Path) -> None:
     if "peft_type" in read_json_or_empty(folder / _ADAPTER_CONFIG):
         raise EngineError(
             f"{folder} holds an adapter in PEFT's format, which mlx-lm does not read: merge it into its model with "
-            "PEFT (merge_and_unload) and convert that, or train it with `mlx_lm.lora`."
+            "PEFT (merge_and_unload) and use that, or train it with mlx-lm."
         )
     if not (folder / _ADAPTER_WEIGHTS).is_file():
         raise EngineError(f"{folder} holds no adapter: there is no {_ADAPTER_WEIGHTS}.")
@@ -350,7 +350,7 @@ def check_weights(name: str, names: Collection[str], config: Mapping[str, Any], 
         )
     raise EngineError(
         f"{name!r} has no weights: there is no {WEIGHTS} in {place}. If a download or a copy was interrupted, do it "
-        "again; if it is no MLX model, see `mlx_lm.convert`."
+        f"again; if it is no MLX model, {MLX_VERSION}."
     )
 
 
@@ -418,9 +418,7 @@ def explain_load_errors(name: str) -> Iterator[None]:
                 "It comes with Python code of its own; --trust-remote-code runs it, if you trust its makers."
             )
         else:
-            advice = (
-                "If its files are incomplete, fetch them again; if it is no MLX model, see `mlx_lm.convert`."
-            )
+            advice = f"If its files are incomplete, fetch them again; if it is no MLX model, {MLX_VERSION}."
         raise EngineError(f"The model {name!r} could not be loaded: {reason}. {advice}") from error
 
 

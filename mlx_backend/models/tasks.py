@@ -97,7 +97,7 @@ def why_not_served(name: str, config: Mapping[str, Any], names: Collection[str])
         has = "mlx-vlm has" if is_known else "mlx-vlm may have"
         return (
             f"The model {name!r} cannot be served: {family!r} is a {'vision ' if sees else ''}family that {has} and "
-            "mlx-lm has not, which this server loads models with. Run it with `mlx_vlm.server`, try a newer mlx-lm, or "
+            "mlx-lm has not, which this server loads models with. Run it with mlx-vlm, try a newer mlx-lm, or "
             "choose a model of another family (docs/families.md)."
         )
     return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 from werkzeug import Response
 
-from mlx_backend import __version__
+from mlx_backend import __version__, commit
 from mlx_backend.api import json_text
 from mlx_backend.api.base import Operation
 from mlx_backend.device.memory import room_for_weights
@@ -33,11 +33,23 @@ if TYPE_CHECKING:
 NAME = "mlx-backend"
 
 
-class Home(TypedDict):
+class ServerVersion(TypedDict, total=False):
+    """Which server this is, for those with a key; the commit where it is known."""
+
+    version: str
+    commit: str
+
+
+def _version() -> ServerVersion:
+    """Return what runs here: when the server is started, since a clone's files may change under it."""
+    made_from = commit()
+    return {"version": __version__, "commit": made_from} if made_from else {"version": __version__}
+
+
+class Home(ServerVersion):
     """What / answers. Without its key a server says its name alone."""
 
     name: str
-    version: NotRequired[str]
     models: NotRequired[list[str]]
     api: NotRequired[str]
 
@@ -62,12 +74,11 @@ class Ready(TypedDict):
     status: ModelState | Literal["ready", "draining"]
 
 
-class Health(TypedDict):
+class Health(ServerVersion):
     """What /health answers. Without its key a server says nothing of its models."""
 
     status: ModelState | Literal["ok", "draining"]
     server: str
-    version: NotRequired[str]
     models: NotRequired[list[HealthOfModel]]
 
 
@@ -102,6 +113,7 @@ class HomeHandler(DefaultErrors):
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
+        self._version = _version()
 
     def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Return name, version, models and addresses."""
@@ -109,7 +121,7 @@ class HomeHandler(DefaultErrors):
             return json_response(json_text.body({"name": NAME}))
         home = {
             "name": NAME,
-            "version": __version__,
+            **self._version,
             "models": [status.name for status in backend.models.statuses()],
             "api": ", ".join(self._addresses),
         }
@@ -124,6 +136,9 @@ class HealthHandler(DefaultErrors):
 
     operation = Operation(summary="Say whether requests are served", answer=Health, also_answers=[503])
 
+    def __init__(self) -> None:
+        self._version = _version()
+
     def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Return the server's status, and that of every model in memory."""
         states = backend.models.statuses()
@@ -134,7 +149,7 @@ class HealthHandler(DefaultErrors):
             status = states[0].state
         health: Health = {"status": status, "server": NAME}
         if backend.client.is_allowed:
-            health["version"] = __version__
+            health = {**health, **self._version}
             health["models"] = [_entry(state) for state in states if state.state != "unloaded"]
         return json_response(json_text.body(health), 200 if status == "ok" else 503)
 

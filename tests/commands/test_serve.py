@@ -16,7 +16,7 @@ import pytest
 from server_process import endless_completion
 from vision_models import needs_mlx_vlm
 
-from mlx_backend import __version__
+from mlx_backend import version_and_commit
 from mlx_backend.cli import main
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.device.machine import Machine
@@ -145,7 +145,7 @@ def test_what_cannot_be_started_says_why(arguments: list[str], status: int, ment
 
 
 def test_help_and_version() -> None:
-    assert run_to_end("--version").stdout == f"mlx-backend {__version__}\n"
+    assert run_to_end("--version").stdout == f"mlx-backend {version_and_commit()}\n"
     assert "--reasoning-effort" in run_to_end("serve", "--help").stdout
     assert "--dialect" in run_to_end("parse", "--help").stdout
 

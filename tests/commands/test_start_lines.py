@@ -73,7 +73,7 @@ def test_the_demo_model_that_sees_shows_a_picture_or_says_what_to_install(
     _, lines = dify_line(is_mac=True, demo=VISION_MODEL_NAME)
     assert "it sees simple shapes and numbers and nothing else" in lines
     assert ("data:image/png;base64," in lines) == installed
-    assert ("pip install 'dify-mlx-provider[vision]'" in lines) == (not installed)
+    assert ("`make vision` in the server's clone" in lines) == (not installed)
     assert "France" not in lines
 
 

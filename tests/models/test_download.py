@@ -219,7 +219,7 @@ GATED = {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to model maker/
         (
             "api",
             Fault(404, {"X-Error-Code": "RepoNotFound"}),
-            "check the spelling, or log in with `hf auth login`",
+            "check the spelling, or set HF_TOKEN to a token",
         ),
         (
             "api",

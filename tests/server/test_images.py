@@ -205,7 +205,7 @@ BLIND = {
         "This model cannot see images. Remove the image, or choose a model with vision.",
         None,
     ),
-    ImageSupport.NOT_INSTALLED: (r"pip install 'dify-mlx-provider[vision]'", "vision_not_installed"),
+    ImageSupport.NOT_INSTALLED: ("`make vision` in the server's clone", "vision_not_installed"),
     ImageSupport.UNKNOWN_FAMILY: ("does not support images for models of this family yet", None),
     ImageSupport.NOT_HERE: ("the server's log says why", None),
 }

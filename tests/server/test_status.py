@@ -9,7 +9,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER, USER, answered, client_of
 
-from mlx_backend import __version__
+from mlx_backend import __version__, commit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +33,7 @@ def test_health_and_home(client: Client) -> None:
         "status": "ok",
         "server": "mlx-backend",
         "version": __version__,
+        "commit": commit(),
         "models": [{"model": "scripted", "state": "ready", "running": 0, "waiting": 0}],
     }
     assert client.get("/").get_json()["name"] == "mlx-backend"
