@@ -1,8 +1,8 @@
 """Install parts of requirements.lock into the environment whose Python runs this, and say how far it is.
 
 `make plugin` installs what the plugin needs, `make setup` what the server needs as well, `make vision` what models need
-to see images, and `make test` and the other commands for developers all of it and what they need. pip does the work; of its own output, many lines for each package, only
-the names are shown.
+to see images, and `make test` and the other commands for developers all of it and what they need. pip does the work; of
+its own output, many lines for each package, only the names are shown.
 """
 
 import argparse

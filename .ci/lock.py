@@ -5,10 +5,10 @@ of the requirements it was made from, so that staleness is seen without a networ
 they fit what is required; with --upgrade the newest are taken.
 
 requirements.lock has four parts: what the plugin needs, and packing it; what the server needs as well; what developing
-needs as well; and the extra `vision`, of just what it names: mlx-vlm also requires 1.1 GB for training, audio, video and a server of its own,
-none of which is imported to see an image. What runs Dify's workflow engine (`make test-dify`) is an environment of its
-own, locked alike, and so is what `make soak` adds. The SDKs of `make test-clients` are locked without hashes, which
-would be ten times as long: an environment for each set whose requirements fit together.
+needs as well; and the extra `vision`, of just what it names: mlx-vlm also requires 1.1 GB for training, audio, video
+and a server of its own, none of which is imported to see an image. What runs Dify's workflow engine (`make test-dify`)
+is an environment of its own, locked alike, and so is what `make soak` adds. The SDKs of `make test-clients` are locked
+without hashes, which would be ten times as long: an environment for each set whose requirements fit together.
 """
 
 import argparse

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -15,11 +17,12 @@ import mlx_backend
 from mlx_backend.demo import MODEL_PATH, VISION_MODEL_PATH
 
 ROOT = Path(mlx_backend.__file__).parents[1]
+with_absolute_links = runpy.run_path(str(ROOT / "hatch_build.py"))["with_absolute_links"]
 PACKAGES = ("mlx_backend", "dify_mlx_provider")
 BUILD_TIME = "dify_mlx_provider/packaging/"
 WITH_THE_SOURCES = {
     *PACKAGES,
-    *("provider_assets", "readme", "manifest.yaml", "pyproject.toml"),
+    *("provider_assets", "readme", "manifest.yaml", "pyproject.toml", "hatch_build.py"),
     *("README.md", "CHANGELOG.md", "LICENSE", "PRIVACY.md", "SECURITY.md"),
     *("PKG-INFO", ".gitignore"),  # hatchling adds these
 }
@@ -61,8 +64,43 @@ def test_the_wheel_holds_the_two_packages_without_what_packs_the_plugin(wheel: P
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert held == {name for name in sources if not name.startswith(BUILD_TIME)}
+    written = {"mlx_backend/COMMIT"} if mlx_backend.commit() else set()
+    assert held == {name for name in sources if not name.startswith(BUILD_TIME)} | written
     assert {f"{package}/py.typed" for package in PACKAGES} <= held
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (
+            "[→](docs/reasoning.md#who-decides)",
+            "[→](https://example.com/a/b/blob/v1.2.3/docs/reasoning.md#who-decides)",
+        ),
+        (
+            "![A chart](docs/pictures/bench.svg)",
+            "![A chart](https://example.com/a/b/raw/v1.2.3/docs/pictures/bench.svg)",
+        ),
+        (
+            '<img src="docs/pictures/a.png" alt="">',
+            '<img src="https://example.com/a/b/raw/v1.2.3/docs/pictures/a.png" alt="">',
+        ),
+        (
+            "[here](#get-it) [there](https://example.com/c.md)",
+            "[here](#get-it) [there](https://example.com/c.md)",
+        ),
+    ],
+)
+def test_links_of_the_long_description_lead_to_the_files_of_its_version(written: str, shown: str) -> None:
+    assert with_absolute_links(written, "https://example.com/a/b/", "1.2.3") == shown
+
+
+def test_every_link_of_the_readme_is_absolute_once_there_is_an_address() -> None:
+    text = with_absolute_links(
+        (ROOT / "README.md").read_text(encoding="utf-8"), "https://example.com/a/b", "1.2.3"
+    )
+    targets = re.findall(r'(?:\]\(|src="|href=")([^)"]+)', text)
+    assert targets
+    assert [each for each in targets if not each.startswith(("https://", "#"))] == []
 
 
 def test_the_wheel_holds_the_weights_byte_for_byte_and_nothing_that_made_them(wheel: Path) -> None:
@@ -77,12 +115,15 @@ def test_the_wheel_holds_the_weights_byte_for_byte_and_nothing_that_made_them(wh
 def test_what_is_installed_from_the_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_path)
-    show = "import mlx_backend, dify_mlx_provider; print(mlx_backend.__file__); import mlx_backend.commands.serve"
+    show = "import mlx_backend, dify_mlx_provider; print(mlx_backend.__file__); import mlx_backend.commands.serve; "
+    show += "print(mlx_backend.version_and_commit())"
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-P", "-c", show], env=environment, check=True, capture_output=True, text=True
     )
-    assert Path(done.stdout.strip()).is_relative_to(tmp_path)
+    file, version = done.stdout.splitlines()
+    assert Path(file).is_relative_to(tmp_path)
+    assert version == mlx_backend.version_and_commit()
 
 
 def test_the_source_distribution_holds_what_the_wheel_and_the_plugin_are_made_from(sources: Path) -> None:

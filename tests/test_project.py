@@ -24,12 +24,15 @@ def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def test_the_version_is_the_same_everywhere(pyproject: dict[str, Any]) -> None:
-    version = pyproject["project"]["version"]
+def test_the_version_is_raised_in_one_place_and_dify_and_the_changelog_have_it_too(
+    pyproject: dict[str, Any],
+) -> None:
+    version = mlx_backend.__version__
+    assert "version" in pyproject["project"]["dynamic"]
+    assert pyproject["tool"]["hatch"]["version"]["path"] == "mlx_backend/__init__.py"
     manifest = yaml.safe_load((ROOT / "manifest.yaml").read_text(encoding="utf-8"))
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.search(r"^## \[(\d[^\]]*)\]", changelog, re.MULTILINE)
-    assert mlx_backend.__version__ == version
     assert manifest["version"] == version
     assert newest is not None
     assert newest[1] == version

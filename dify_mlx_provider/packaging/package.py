@@ -5,8 +5,8 @@ container: its own Python, the shared conversation core, the declarations, the i
 only), the texts, and the plugin's dependencies as both `pyproject.toml` and `requirements.txt`, because some daemons
 read one and some the other. The server, MLX and the tests stay out.
 
-Who publishes it says where its source is (`--repo`): the manifest then names that address, and the readmes link to it.
-Without one they name none.
+Where the source is published, `Source` of `[project.urls]`, is named in the manifest and linked to in the readmes.
+Without it they name no address. The commit is written into a file, where it is known.
 
 A package that Dify would refuse is not written: the SDK's own models read it (sdk_check.py); what Dify's daemon and its
 marketplace also refuse, and what failed at a call, is checked here. The same sources always give the same bytes,
@@ -19,6 +19,7 @@ import argparse
 import hashlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFEST = "manifest.yaml"
+INIT = "mlx_backend/__init__.py"
 
 MAX_BYTES = 1_000_000
 """Bytes of all files, which keeps the zip below 1 MB; a plugin without weights comes nowhere near."""
@@ -51,7 +53,7 @@ SOURCE_FILES = (
     "PRIVACY.md",
     "readme/README_ja_JP.md",
     "readme/README_zh_Hans.md",
-    "mlx_backend/__init__.py",
+    INIT,
 )
 GLOBS = ("dify_mlx_provider/**/*.py", "mlx_backend/conversation/**/*.py", "provider_assets/**/*.yaml")
 ICONS = "provider_assets/icons"
@@ -82,7 +84,10 @@ class PackageError(Exception):
 
 
 def collect(root: Path, repository: str | None = None) -> dict[str, bytes]:
-    """Return the package's files, path to content, sorted by path. `repository`: the address of its source."""
+    """Return the package's files, path to content, sorted by path.
+
+    `repository`: the address of its source, if it is not that of the project.
+    """
     sources = {path: root / path for path in SOURCE_FILES}
     sources |= {packed: root / path for packed, path in RENAMED.items()}
     sources |= {
@@ -94,7 +99,11 @@ def collect(root: Path, repository: str | None = None) -> dict[str, bytes]:
     if missing:
         raise PackageError("\n".join(f"{path.relative_to(root)} is missing" for path in missing))
     files = {path: source.read_bytes() for path, source in sources.items()}
-    files |= _dependencies(_project(root))
+    project = _project(root)
+    files |= _dependencies(project)
+    if commit := runpy.run_path(str(root / INIT))["commit"]():
+        files["mlx_backend/COMMIT"] = f"{commit}\n".encode()
+    repository = repository or project.get("urls", {}).get("Source")
     if repository is not None:
         files |= with_repository(files, repository)
     return dict(sorted(files.items()))
@@ -177,9 +186,9 @@ def write(files: Mapping[str, bytes], output: Path) -> None:
             package.writestr(entry, files[path])
 
 
-def build(root: Path = ROOT, output: Path | None = None, repository: str | None = None) -> tuple[Path, str]:
+def build(root: Path = ROOT, output: Path | None = None) -> tuple[Path, str]:
     """Collect, check and write the package; return its path and its identity."""
-    files = collect(root, repository)
+    files = collect(root)
     check(root, files)
     manifest = _manifest(files)
     output = output or root / "dist" / f"{manifest['name']}-{manifest['version']}.difypkg"
@@ -187,9 +196,9 @@ def build(root: Path = ROOT, output: Path | None = None, repository: str | None 
     return output, identity(files)
 
 
-def write_folder(root: Path, folder: Path, repository: str | None = None) -> None:
+def write_folder(root: Path, folder: Path) -> None:
     """Collect, check, and write the files as Dify would unpack them; for debugging, and for Dify's own tools."""
-    files = collect(root, repository)
+    files = collect(root)
     check(root, files)
     folder.mkdir(parents=True)
     write_files(files, folder)
@@ -207,17 +216,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--folder", type=Path, metavar="DIR", help="write the files into this new folder instead, not packed"
     )
-    parser.add_argument(
-        "--repo",
-        metavar="URL",
-        help="where the source is, for a package that is published (default: not named)",
-    )
     arguments = parser.parse_args(argv)
     try:
         if arguments.folder:
-            write_folder(ROOT, arguments.folder, arguments.repo)
+            write_folder(ROOT, arguments.folder)
             return 0
-        path, name = build(ROOT, arguments.output, arguments.repo)
+        path, name = build(ROOT, arguments.output)
     except (PackageError, OSError) as error:
         print(f"not packed: {error}", file=sys.stderr)
         return 1
@@ -232,7 +236,7 @@ def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 def _project(root: Path) -> dict[str, Any]:
     project: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return project
+    return {**project, "version": runpy.run_path(str(root / INIT))["__version__"]}
 
 
 def _dependencies(project: Mapping[str, Any]) -> dict[str, bytes]:
@@ -288,7 +292,7 @@ def declaration_faults(files: Mapping[str, bytes], *, version: str) -> Iterator[
     if not VERSION.fullmatch(manifest["version"]):
         yield f"version is {manifest['version']!r}; Dify wants one such as 1.2.3 or 1.2.3-rc1"
     elif manifest["version"] != version:
-        yield f"{MANIFEST} says version {manifest['version']}, pyproject.toml {version}"
+        yield f"{MANIFEST} says version {manifest['version']}, {INIT} {version}"
     if manifest.get("privacy") not in files:
         yield f"privacy is {manifest.get('privacy')!r}, which is missing"
     (path,) = manifest["plugins"]["models"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import mlx_backend
 from dify_mlx_provider.packaging import package, predefined
 
 ROOT = package.ROOT
@@ -32,23 +33,13 @@ TEXTS = {
     "_assets/icon_large_dark.svg",
     "provider_assets/mlx.yaml",
     *(f"provider_assets/llm/{name}" for name in predefined.files()),
+    *(["mlx_backend/COMMIT"] if mlx_backend.commit() else []),
 }
 
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, bytes]:
     return package.collect(ROOT)
-
-
-@pytest.fixture
-def sources(tmp_path: Path) -> Path:
-    """A copy of everything the package is made from, for tests to change."""
-    root = tmp_path / "sources"
-    for folder in ("dify_mlx_provider", "mlx_backend/conversation", "provider_assets", "readme"):
-        shutil.copytree(ROOT / folder, root / folder)
-    for name in ("mlx_backend/__init__.py", "manifest.yaml", "pyproject.toml", "LICENSE", "PRIVACY.md"):
-        shutil.copy(ROOT / name, root / name)
-    return root
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -155,7 +146,7 @@ def test_its_dependencies_are_the_plugin_extra_in_both_forms_and_nothing_is_buil
     packed = tomllib.loads(files["pyproject.toml"].decode())
     extra = ours["optional-dependencies"]["plugin"]
     assert packed["project"]["dependencies"] == extra
-    assert packed["project"]["version"] == ours["version"]
+    assert packed["project"]["version"] == mlx_backend.__version__
     assert "build-system" not in packed
     assert files["requirements.txt"].decode().splitlines() == extra
     assert not any(requirement.startswith("mlx") for requirement in extra)
@@ -195,7 +186,12 @@ def test_the_readme_and_its_translations_have_the_same_parts(files: dict[str, by
     ("path", "old", "new", "fault"),
     [
         ("manifest.yaml", "author: mlx-", "author: MLX-", "author is 'MLX-backend'"),
-        ("pyproject.toml", 'version = "0.1.0"', 'version = "9.9.9"', "pyproject.toml 9.9.9"),
+        (
+            "manifest.yaml",
+            "\nversion: ",
+            "\nversion: 1",
+            f"mlx_backend/__init__.py {mlx_backend.__version__}",
+        ),
         ("manifest.yaml", "icon: icon.svg", "icon: no.svg", "_assets/no.svg is missing"),
         ("manifest.yaml", "entrypoint: dify", "entry: dify", "meta.runner.entrypoint is "),
         ("provider_assets/mlx.yaml", "models/llm.py", "models/mll.py", "Dify's SDK cannot load the package"),

@@ -95,13 +95,18 @@ def test_a_package_that_is_not_published_names_no_address_and_no_placeholder(pla
         'https://github.com/someone/x"\nverified: true',
     ],
 )
-def test_an_address_that_leads_to_no_repository_is_refused(
-    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "plugin.difypkg"
-    assert package.main(["--output", str(output), "--repo", address]) == 1
-    assert f"the repository is {address!r}" in capsys.readouterr().err
-    assert not output.exists()
+def test_an_address_that_leads_to_no_repository_is_refused(address: str, plain: dict[str, bytes]) -> None:
+    with pytest.raises(package.PackageError, match=re.escape(f"the repository is {address!r}")):
+        package.with_repository(plain, address)
+
+
+def test_the_address_is_that_of_the_project(sources: Path) -> None:
+    project = sources / "pyproject.toml"
+    text = project.read_text(encoding="utf-8")
+    project.write_text(
+        text.replace("\n[project.optional", f'\n[project.urls]\nSource = "{SOURCE}"\n\n[project.optional', 1)
+    )
+    assert manifest(package.collect(sources))["repo"] == SOURCE
 
 
 def test_a_readme_that_lost_the_place_for_the_link_is_reported(plain: dict[str, bytes]) -> None:
