@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.reply_group import GroupEvent, ReplyGroup
     from mlx_backend.chat.service import Service
     from mlx_backend.conversation.events import StreamEnd
-    from mlx_backend.engine.base import Progress, QueueClient
+    from mlx_backend.engine.base import Progress, QueueClient, Queued
     from mlx_backend.registry.base import Lease, ModelRegistry
 
 # A context in which the callable is called if the client disconnects.
@@ -137,8 +137,8 @@ class ReplyWriter(Protocol):
         """Write the last event and whatever marks the end of a stream."""
         ...
 
-    def keepalive(self, progress: Progress | None = None) -> bytes:
-        """Return what fills a silence; `progress` of the prefill, if that is the reason for it."""
+    def keepalive(self, reason: Progress | Queued | None = None) -> bytes:
+        """Return what fills a silence; the `reason` for it, if that is the prefill or the queue."""
         ...
 
     def progress(self, progress: Progress) -> bytes:

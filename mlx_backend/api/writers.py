@@ -24,13 +24,13 @@ from mlx_backend.conversation.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from mlx_backend.engine.base import Progress, Queued
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mlx_backend.chat.reply import ReplyEvent, TokenLogprobs, Usage
     from mlx_backend.chat.reply_group import GroupEvent
-    from mlx_backend.engine.base import Progress
 
 
 class StreamWriter(ABC):
@@ -161,6 +161,16 @@ class BlockWriter(StreamWriter):
         block, self._block = self._block, None
         assert block is not None
         return self.end(block, is_cut=is_cut)
+
+
+def reason_fields(reason: Progress | Queued | None) -> dict[str, Any]:
+    """Return why nothing has come for a while: how far prefill is (llama.cpp's names), or the place in the queue."""
+    match reason:
+        case Progress(processed, total, cached):
+            return {"prompt_progress": {"total": total, "cache": cached, "processed": processed}}
+        case Queued(position):
+            return {"queue_position": position}
+    return {}
 
 
 def sse(kind: str, fields: Any) -> bytes:

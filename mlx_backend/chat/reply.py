@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.events import EndedBy, FinishReason, Message
     from mlx_backend.conversation.running_replies import RunningReply
     from mlx_backend.conversation.tool_names import ToolNames
-    from mlx_backend.engine.base import GenerationTimes, Logprobs
+    from mlx_backend.engine.base import GenerationTimes, Logprobs, Queued
     from mlx_backend.engine.jobs import Generation
 
 
@@ -429,6 +429,10 @@ class Reply:
     def stop_string(self) -> str | None:
         """The stop string that has ended the reply."""
         return self._stop.found
+
+    def queued(self) -> Queued | None:
+        """Return where in the queue it waits; None once it is prefilled."""
+        return self._generation.queued()
 
     @property
     def replies(self) -> Sequence[Reply]:

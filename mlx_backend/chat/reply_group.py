@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.chat.reply import ReplyEvent
     from mlx_backend.conversation.events import FinishReason
+    from mlx_backend.engine.base import Queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,10 @@ class ReplyGroup:
     def completion_tokens(self) -> int:
         """How many tokens have been generated so far."""
         return sum(reply.completion_tokens for reply in self.replies)
+
+    def queued(self) -> Queued | None:
+        """Return where in the queue they wait; None once the first is prefilled."""
+        return self.replies[0].queued()
 
     def notify(self, on_item: Callable[[], None]) -> None:
         """Have `on_item` called, from any thread, when there may be more events."""

@@ -134,6 +134,13 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Queued:
+    """The request waits, and is likely to be the `position`-th to begin, from 1."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenDelta:
     """One generated token and the text it completes ("" while a character is still incomplete).
 

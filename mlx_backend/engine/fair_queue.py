@@ -25,7 +25,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 SECONDS_PER_PRIORITY = 30.0
 """How much later a job counts as having come for each step of its priority number.
@@ -66,6 +66,21 @@ class QueuedJob:
 
 def _order(job: QueuedJob) -> float:
     return job.queued_at + SECONDS_PER_PRIORITY * job.priority
+
+
+def _served(job: QueuedJob) -> int:
+    return job.share.served
+
+
+def _ranks[J: QueuedJob](jobs: Sequence[J], rank: Callable[[J], int]) -> Callable[[J], tuple[int, int]]:
+    """Return the order of jobs: by priority, those of one by `rank`."""
+    now, best = perf_counter(), min(job.priority for job in jobs)
+
+    def ranks(job: J) -> tuple[int, int]:
+        lifted = int((now - job.queued_at) / SECONDS_PER_PRIORITY)
+        return max(best, job.priority - lifted), rank(job)
+
+    return ranks
 
 
 class FairQueue[J: QueuedJob]:
@@ -133,21 +148,35 @@ class FairQueue[J: QueuedJob]:
 
     def next(self) -> J:
         """Return the job that is next. The queue is not empty."""
-        return min(self._jobs, key=self._ranks(lambda job: job.share.served))  # The first of equals.
+        return min(self._jobs, key=_ranks(self._jobs, _served))  # The first of equals.
 
     def shortest(self) -> J:
         """Return the shortest job, of those of the best priority. The queue is not empty."""
-        return min(self._jobs, key=self._ranks(lambda job: job.tokens))
+        return min(self._jobs, key=_ranks(self._jobs, lambda job: job.tokens))
 
-    def _ranks(self, rank: Callable[[J], int]) -> Callable[[J], tuple[int, int]]:
-        """Return the order of jobs: by priority, those of one by `rank`."""
-        now, best = perf_counter(), min(job.priority for job in self._jobs)
+    def position_of(self, job: J) -> int | None:
+        """Return a job's likely place in the queue, from 1; None if it waits no longer. May be called by any thread.
 
-        def ranks(job: J) -> tuple[int, int]:
-            lifted = int((now - job.queued_at) / SECONDS_PER_PRIORITY)
-            return max(best, job.priority - lifted), rank(job)
-
-        return ranks
+        The clients of one priority take turns: of another client as many jobs go first as of its own, and one more if
+        that is served before.
+        """
+        jobs = self._jobs.copy()
+        if job not in jobs:
+            return None
+        ranks = _ranks(jobs, _served)
+        priority = ranks(job)[0]
+        better = sum(ranks(each)[0] < priority for each in jobs)
+        places: dict[ClientShare, list[int]] = {}
+        for at, each in enumerate(jobs):
+            if ranks(each)[0] == priority:
+                places.setdefault(each.share, []).append(at)
+        mine = (job.share.served, jobs.index(job))
+        own = places.pop(job.share).index(mine[1])
+        others = [
+            min(len(theirs), own) + any((share.served, at) < mine for at in theirs[own : own + 1])
+            for share, theirs in places.items()
+        ]
+        return 1 + better + own + sum(others)
 
     def displaced(self) -> J:
         """Return the job that gives way. The queue is not empty.

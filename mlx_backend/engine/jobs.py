@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from mlx_backend.engine.base import Finished, GenerationTimes
+from mlx_backend.engine.base import Finished, GenerationTimes, Queued
 from mlx_backend.engine.fair_queue import QueuedJob
 from mlx_backend.errors import EngineError
 
@@ -86,9 +86,12 @@ class Job(QueuedJob):
 class Generation:
     """The caller's end of a job. Closing it, leaving its iterator or dropping it cancels the job."""
 
-    def __init__(self, job: Job, on_close: Callable[[Job], None]) -> None:
+    def __init__(
+        self, job: Job, on_close: Callable[[Job], None], position_of: Callable[[Job], int | None]
+    ) -> None:
         self._job = job
         self._on_close = on_close
+        self._position_of = position_of
         self._exhausted = False
 
     def notify(self, on_item: Callable[[], None]) -> None:
@@ -126,6 +129,11 @@ class Generation:
                 yield item
         finally:
             self.close()
+
+    def queued(self) -> Queued | None:
+        """Return where in the queue it waits; None once it is prefilled."""
+        position = self._position_of(self._job)
+        return None if position is None else Queued(position)
 
     def times(self) -> GenerationTimes:
         """Return how long each stage has taken so far."""

@@ -156,7 +156,7 @@ class Scheduler:
         # Put first, check second: either the thread's last look into its inbox saw this job, or this sees its end.
         if self._final_error is not None:
             raise EngineStopped(str(self._final_error))
-        return Generation(job, self._inbox.put)
+        return Generation(job, self._inbox.put, self._queue.position_of)
 
     def prewarm(self, make_request: Callable[[], GenerationRequest | None]) -> None:
         """Have a prompt prefilled when there is nothing else to do.

@@ -100,7 +100,8 @@ class ReplyResponder:
             for event in self._events(keepalive if self._pump is None else 0):
                 match event:
                     case None:
-                        data = writer.keepalive() if time.monotonic() - sent >= keepalive else b""
+                        is_silent = time.monotonic() - sent >= keepalive
+                        data = writer.keepalive(self._reply.queued()) if is_silent else b""
                     case Progress():
                         data = writer.progress(event)
                         if not data and time.monotonic() - sent >= keepalive:

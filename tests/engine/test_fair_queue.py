@@ -54,6 +54,23 @@ def test_one_request_waits_for_one_of_each_other_client_however_many_those_have_
     assert [queue.serve() for _ in range(6)] == ["many", "some", "one", "many", "some", "many"]
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_each_that_waits_is_told_its_place(seed: int) -> None:
+    rng, queue = random.Random(seed), Queue()
+    queue.add("a", priority=5)
+    for _ in range(29):
+        queue.add(rng.choice("aaaabbc"))
+    told = {job: queue.queue.position_of(job) for job in queue.queue}
+    places = []
+    while queue.queue:
+        first = queue.queue.next()
+        places.append(told[first])
+        assert queue.queue.position_of(first) == 1
+        queue.serve()
+        assert queue.queue.position_of(first) is None
+    assert places == list(range(1, 31))
+
+
 def test_tokens_count_and_not_requests() -> None:
     queue = Queue()
     for _ in range(50):

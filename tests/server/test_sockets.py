@@ -10,7 +10,7 @@ import socket
 import threading
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from mlx_backend.server.wsgi_server import _Channel
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mlx_backend.engine.base import EngineItem, GenerationRequest, GenerationTimes
+    from mlx_backend.engine.base import EngineItem, GenerationRequest, GenerationTimes, Queued
     from mlx_backend.engine.jobs import Generation
 
 LONG = "<|channel|>final<|message|>" + "word " * 2000 + "<|return|>"
@@ -248,6 +248,9 @@ class WatchedGeneration:
     def times(self) -> GenerationTimes:
         return self._generation.times()
 
+    def queued(self) -> Queued | None:
+        return self._generation.queued()
+
     def close(self) -> None:
         self._generation.close()
         self.closed.set()
@@ -320,6 +323,30 @@ def test_silence_is_filled_with_keepalives(prefill: int) -> None:
         engine.advance(2000)
         assert b'{"content":"Par"}' in read_until(connection, b"[DONE]")
         connection.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/chat/completions", b": keepalive queued 2\n\n"),
+        ("/v1/messages", b'data: {"type":"ping","queue_position":2}'),
+        ("/v1/responses", b'"queue_position":2'),
+        ("/api/chat", b'"queue_position":2'),
+    ],
+)
+def test_who_waits_is_told_which_place_in_the_queue_it_has(path: str, told: bytes) -> None:
+    with (
+        ScriptedEngine([LONG] * 3, gated=True, max_concurrent=1) as engine,
+        running(engine, keepalive_seconds=0.01) as server,
+        ExitStack() as stack,
+    ):
+        engine.advance(4)
+        bodies: list[tuple[str, dict[str, Any]]] = [("/v1/chat/completions", {"messages": HELLO})] * 2
+        bodies.append((path, {"messages": HELLO, "input": "Hello", "max_tokens": 9}))
+        for (where, body), first in zip(bodies, (b'"role"', b'"role"', told), strict=True):
+            connection = server.send({**body, "stream": True}, path=where)
+            stack.callback(connection.close)
+            read_until(connection, first)
 
 
 def test_64_clients_at_once_each_get_their_own_answer() -> None:

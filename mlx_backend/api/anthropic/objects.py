@@ -150,11 +150,12 @@ class Mark(TypedDict):
 
 
 class Ping(TypedDict):
-    """A sign of life; while the prompt is read it says how many of its tokens have been."""
+    """A sign of life: how many of the prompt's tokens are read, or where in the queue the request waits."""
 
     type: Literal["ping"]
     processed: NotRequired[int]
     total: NotRequired[int]
+    queue_position: NotRequired[int]
 
 
 type Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | Mark | Ping | AnthropicError

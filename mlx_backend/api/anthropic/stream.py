@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.api.anthropic.base import error_object
 from mlx_backend.api.json_text import arguments_object
 from mlx_backend.api.sealed_reasoning import seal, sign
-from mlx_backend.api.writers import BlockWriter, sse
+from mlx_backend.api.writers import BlockWriter, reason_fields, sse
+from mlx_backend.engine.base import Progress
 
 if TYPE_CHECKING:
     from mlx_backend.api.errors import ApiError
     from mlx_backend.api.writers import Block
     from mlx_backend.chat.reply import Reply, Usage
     from mlx_backend.conversation.events import StreamEnd
-    from mlx_backend.engine.base import Progress
+    from mlx_backend.engine.base import Queued
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -59,10 +60,11 @@ class MessageWriter(BlockWriter):
         stopped = {"delta": self._stopped(end, usage), "usage": usage_object(usage)}
         return data + sse("message_delta", stopped) + sse("message_stop", {})
 
-    def keepalive(self, progress: Progress | None = None) -> bytes:
-        """Return a ping; during prefill it says how far that is."""
-        fields = {"processed": progress.processed, "total": progress.total} if progress else {}
-        return sse("ping", fields)
+    def keepalive(self, reason: Progress | Queued | None = None) -> bytes:
+        """Return a ping: how far prefill is, or where in the queue the request waits."""
+        if isinstance(reason, Progress):
+            return sse("ping", {"processed": reason.processed, "total": reason.total})
+        return sse("ping", reason_fields(reason))
 
     def progress(self, _progress: Progress) -> bytes:
         """Begin the message: with the first progress it is known how much of the prompt was cached."""

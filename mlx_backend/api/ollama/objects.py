@@ -2,6 +2,8 @@
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from mlx_backend.api.openai.objects import PrefillObject
+
 
 class OllamaError(TypedDict):
     """What went wrong; also the last line of a stream that breaks."""
@@ -48,13 +50,18 @@ class OllamaLogprob(OllamaToken):
 
 
 class ReplyPart(TypedDict):
-    """A line of a reply, or all of it. The last line has `done`, why it ended, and what it has cost."""
+    """A line of a reply, or all of it. The last line has `done`, why it ended, and what it has cost.
+
+    One that only keeps the connection says how far the prompt is read, or where in the queue the request waits.
+    """
 
     model: str
     created_at: str
     done: bool
     done_reason: NotRequired[Literal["stop", "length", "load", "unload"]]
     logprobs: NotRequired[list[OllamaLogprob]]
+    prompt_progress: NotRequired[PrefillObject]
+    queue_position: NotRequired[int]
     total_duration: NotRequired[int]
     load_duration: NotRequired[int]
     prompt_eval_count: NotRequired[int]

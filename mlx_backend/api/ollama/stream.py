@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api import json_text
 from mlx_backend.api.ollama.base import as_time, error_object, nanoseconds
-from mlx_backend.api.writers import StreamWriter
+from mlx_backend.api.writers import StreamWriter, reason_fields
 from mlx_backend.chat.reply import ContentLogprobs
 from mlx_backend.conversation.events import (
     ContentDelta,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.reply import ReplyEvent, TokenLogprobs, Usage
     from mlx_backend.chat.reply_group import GroupEvent
     from mlx_backend.conversation.events import StreamEnd
-    from mlx_backend.engine.base import Progress
+    from mlx_backend.engine.base import Progress, Queued
 
 
 class LineWriter(StreamWriter):
@@ -82,9 +82,9 @@ class LineWriter(StreamWriter):
         """Write the last line."""
         return self._line(self._rest(), done=True, **self._ending(end, usage))
 
-    def keepalive(self, _progress: Progress | None = None) -> bytes:
-        """Return a line that says nothing: every line has to be a part of a reply."""
-        return self._line(self._silence, done=False)
+    def keepalive(self, reason: Progress | Queued | None = None) -> bytes:
+        """Return a line that adds nothing, with the reason: every line has to be a part of a reply."""
+        return self._line(self._silence, done=False, **reason_fields(reason))
 
     def error(self, error: ApiError) -> bytes:
         """Write an error in mid-stream."""

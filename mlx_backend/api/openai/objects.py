@@ -344,12 +344,17 @@ class TimingsObject(TypedDict):
     repeated_n: NotRequired[int]
 
 
-class ProgressObject(TypedDict):
-    """llama.cpp's `prompt_progress`: how much of the prompt is processed, of it what was cached, and since when."""
+class PrefillObject(TypedDict):
+    """How much of the prompt is processed, and of it what was cached, by llama.cpp's names."""
 
     total: int
     cache: int
     processed: int
+
+
+class ProgressObject(PrefillObject):
+    """llama.cpp's `prompt_progress`: also for how long."""
+
     time_ms: int
 
 

@@ -22,6 +22,7 @@ from mlx_backend.api.json_text import dumps
 from mlx_backend.api.openai.base import error_object
 from mlx_backend.chat.reply_group import GroupEvent
 from mlx_backend.conversation.events import StreamEnd
+from mlx_backend.engine.base import Progress, Queued
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     )
     from mlx_backend.chat.reply import EchoedPrompt, Reply, ReplyEvent, TokenLogprobs, Usage
     from mlx_backend.chat.reply_group import ReplyGroup
-    from mlx_backend.engine.base import Logprobs, Progress, PromptLogprobs
+    from mlx_backend.engine.base import Logprobs, PromptLogprobs
 
 
 def usage_object(usage: Usage) -> UsageObject:
@@ -348,9 +349,14 @@ class ChunkWriter:
             finish = Chunk(usage=usage_object(usage))
         return data + self._sse(index, replace(finish, timings=timings, reasoning=reasoning)) + DONE
 
-    def keepalive(self, progress: Progress | None = None) -> bytes:
-        """Return a comment, which clients ignore; during prefill it says how far that is."""
-        return _comment(f"keepalive {progress.processed}/{progress.total}" if progress else "keepalive")
+    def keepalive(self, reason: Progress | Queued | None = None) -> bytes:
+        """Return a comment, which clients ignore: how far prefill is, or where in the queue the request waits."""
+        match reason:
+            case Progress(processed, total):
+                return _comment(f"keepalive {processed}/{total}")
+            case Queued(position):
+                return _comment(f"keepalive queued {position}")
+        return _comment("keepalive")
 
     def progress(self, progress: Progress) -> bytes:
         """Write how far prefill is as a chunk, under llama.cpp's names, if the request asks for it."""

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-from mlx_backend.api.openai.objects import ReasoningInput, TimingsObject
+from mlx_backend.api.openai.objects import PrefillObject, ReasoningInput, TimingsObject
 
 
 class ReasoningConfig(ReasoningInput, total=False):
@@ -172,16 +172,8 @@ class _Event(TypedDict):
     sequence_number: int
 
 
-class PrefillObject(TypedDict):
-    """How much of the prompt is processed, and of it what was cached, by llama.cpp's names."""
-
-    total: int
-    cache: int
-    processed: int
-
-
 class ResponseEvent(_Event):
-    """The response as it is now. `prompt_progress` is there in a silence, while the prompt is read."""
+    """The response as it is now; in a silence also how far the prompt is read, or where in the queue it waits."""
 
     type: Literal[
         "response.created",
@@ -192,6 +184,7 @@ class ResponseEvent(_Event):
     ]
     response: Response
     prompt_progress: NotRequired[PrefillObject]
+    queue_position: NotRequired[int]
 
 
 class ItemEvent(_Event):

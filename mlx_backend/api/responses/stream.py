@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.api.openai.stream import timings_object
 from mlx_backend.api.sealed_reasoning import seal
 from mlx_backend.api.tools import Arguments, ToolName
-from mlx_backend.api.writers import BlockWriter, sse
+from mlx_backend.api.writers import BlockWriter, reason_fields, sse
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mlx_backend.api.writers import Block
     from mlx_backend.chat.reply import Usage
     from mlx_backend.conversation.events import StreamEnd
-    from mlx_backend.engine.base import Progress
+    from mlx_backend.engine.base import Progress, Queued
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -116,16 +116,9 @@ class ResponseWriter(BlockWriter):
         response = self.whole(end, usage)
         return data + self._event(f"response.{response['status']}", {"response": response})
 
-    def keepalive(self, progress: Progress | None = None) -> bytes:
-        """Return an event, with how far prefill is: Codex gives up after a time without one, and counts no comments."""
-        fields: dict[str, Any] = {"response": self._response}
-        if progress is not None:
-            fields["prompt_progress"] = {
-                "total": progress.total,
-                "cache": progress.cached,
-                "processed": progress.processed,
-            }
-        return self._event("response.in_progress", fields)
+    def keepalive(self, reason: Progress | Queued | None = None) -> bytes:
+        """Return an event with the reason: Codex gives up after a time without one, and counts no comments."""
+        return self._event("response.in_progress", {"response": self._response, **reason_fields(reason)})
 
     def error(self, error: ApiError) -> bytes:
         """Write an error in mid-stream. By its code clients know whether to send the request again, or to compact."""

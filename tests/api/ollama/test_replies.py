@@ -16,7 +16,7 @@ from mlx_backend.api.ollama.body import GenerateBody, OllamaBody, OllamaChatBody
 from mlx_backend.api.ollama.replies import start
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, CompletionRequest
 from mlx_backend.chat.service import Service
-from mlx_backend.engine.base import ANYONE
+from mlx_backend.engine.base import ANYONE, Queued
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -374,3 +374,4 @@ def test_a_silence_is_filled_with_lines_that_add_nothing(path: str, said: dict[s
         reply.close()
         line = json.loads(writer.keepalive())
         assert timeless(line) == {"model": engine.model_id, **said, "done": False}
+        assert json.loads(writer.keepalive(Queued(3)))["queue_position"] == 3

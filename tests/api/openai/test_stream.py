@@ -22,7 +22,7 @@ from mlx_backend.conversation.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from mlx_backend.engine.base import Progress
+from mlx_backend.engine.base import Progress, Queued
 from mlx_backend.settings import ReasoningField, ReasoningFormat
 
 if TYPE_CHECKING:
@@ -256,6 +256,7 @@ def test_a_silence_is_filled_with_comments_that_say_how_far_the_prefill_is() -> 
     writer = chat_writer()
     assert writer.keepalive() == b": keepalive\n\n"
     assert writer.keepalive(Progress(5, 10)) == b": keepalive 5/10\n\n"
+    assert writer.keepalive(Queued(3)) == b": keepalive queued 3\n\n"
 
 
 def test_an_error_in_mid_stream_is_the_same_object_as_before_it() -> None:

@@ -14,7 +14,7 @@ from scripted_server import ANSWER, CALL, client_of
 from mlx_backend.api.responses.stream import ResponseWriter
 from mlx_backend.api.sealed_reasoning import seal
 from mlx_backend.api.tools import Tools
-from mlx_backend.engine.base import Progress
+from mlx_backend.engine.base import Progress, Queued
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,13 +150,15 @@ def test_the_deltas_of_a_stream_are_its_texts(client: Client) -> None:
 
 def test_a_silence_is_filled_with_events_that_say_how_far_the_prompt_is() -> None:
     writer = ResponseWriter({}, Tools(), call_id=str)
-    sent = [writer.open(), writer.keepalive(), writer.keepalive(Progress(300, 1000, 200))]
+    reasons = (None, Progress(300, 1000, 200), Queued(3))
+    sent = [writer.open(), *(writer.keepalive(reason) for reason in reasons)]
     datas = [line.removeprefix(b"data: ") for line in b"".join(sent).split(b"\n") if line[:5] == b"data:"]
     events = [json.loads(data) for data in datas]
-    assert [event["sequence_number"] for event in events] == [0, 1, 2, 3]
+    assert [event["sequence_number"] for event in events] == [0, 1, 2, 3, 4]
     assert {event["type"] for event in events[1:]} == {"response.in_progress"}
     assert "prompt_progress" not in events[2]
     assert events[3]["prompt_progress"] == {"total": 1000, "cache": 200, "processed": 300}
+    assert events[4]["queue_position"] == 3
 
 
 def test_a_custom_tool_gets_its_text(client: Client) -> None:
