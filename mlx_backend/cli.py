@@ -34,17 +34,24 @@ class Command(NamedTuple):
 
 _SERVE, _MODELS, _SERVER, _CHECK = "Use a model", "Models on this machine", "A running server", "Look closer"
 
+_VIEWS = ("parse", "render", "sanitise")
+"""What `inspect` shows; each is understood without it."""
+
 COMMANDS: Mapping[str, Command] = {
     "serve": Command("serve a model with an OpenAI-compatible API (without a command, too)", _SERVE),
-    "parse": Command("show what a model's raw output means", _CHECK),
-    "sanitise": Command("show what the chat template would get for a posted history", _CHECK),
-    "render": Command("show the prompt that a model would get for a chat request", _CHECK),
+    "connect": Command("print or write what a client needs to use the server", _SERVER),
+    "service": Command("have the system start the server at login", _SERVER),
+    "doctor": Command("look whether this machine can serve, and what to do where it cannot", _CHECK),
+    "bench": Command("measure how fast a model answers here", _CHECK),
+    "inspect": Command("show what is made of a raw output, a request or a history", _CHECK),
+    "completion": Command("print what a shell needs to complete commands", _CHECK),
 }
 """Every command, in the order in which they are listed; the module of one has its name, under commands/."""
 
 _NAMES = {name: command for command, (_, _, aliases) in COMMANDS.items() for name in (command, *aliases)} | {
     "help": "help",
     "version": "version",
+    **dict.fromkeys(_VIEWS, "inspect"),
 }
 
 
@@ -75,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(words: list[str]) -> argparse.Namespace:
     if words and not words[0].startswith("-"):
+        if words[0] in _VIEWS:
+            words = ["inspect", *words]
         name, *rest = words
         if name not in _NAMES:
             raise CommandError(_unknown_command(name), status=WRONG_USAGE)
@@ -86,10 +95,23 @@ def _parse(words: list[str]) -> argparse.Namespace:
 def command_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of one command's options."""
     parser = CommandParser(prog=f"{PROGRAM} {name}", description=f"{COMMANDS[name].help.capitalize()}.")
+    _configure(parser, name)
+    return parser
+
+
+def every_command() -> argparse.ArgumentParser:
+    """Return one parser of all commands, for what has to know them all."""
+    parser = CommandParser(prog=PROGRAM)
+    commands = parser.add_subparsers()
+    for name, command in COMMANDS.items():
+        _configure(commands.add_parser(name, help=command.help), name)
+    return parser
+
+
+def _configure(parser: argparse.ArgumentParser, name: str) -> None:
     module = importlib.import_module(f"mlx_backend.commands.{name}")
     parser.set_defaults(run=module.run, refuse=parser.error)
     module.configure(parser)
-    return parser
 
 
 def overview() -> str:
@@ -131,16 +153,16 @@ class CommandParser(argparse.ArgumentParser):
         options.setdefault("formatter_class", lambda prog: argparse.HelpFormatter(prog, max_help_position=34))
         super().__init__(**options, allow_abbrev=False)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as the base class does, and refuse what is left over by name."""
-        parsed, rest = self.parse_known_args(args, namespace)
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as the base class does, and refuse what is left over by name. argparse calls it of a subcommand too."""
+        parsed, rest = super().parse_known_args(args, namespace)
         if rest:
             word = rest[0].partition("=")[0]
             if not word.startswith("-"):
                 self.error(f"there is nothing for {rest[0]!r} to be; the options are in --help")
             known = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", self.format_help()))
             self.error(f"unknown option {word}{did_you_mean(word, known)}")
-        return parsed
+        return parsed, rest
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the command line, and end with its exit status."""

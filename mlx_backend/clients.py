@@ -65,6 +65,8 @@ class Snippet:
         # Some files take no literal key, only a variable's name.
         is_literal = secret is not None and (secret == UNUSED or "{{secret}}" in self.key)
         text = self.text.replace("{{key}}", self.key if is_literal else self.key_variable)
+        if "os.environ[" in text:
+            text = f"import os\n\n{text}"
         return _fill(text, access, self.language)
 
 
@@ -120,12 +122,15 @@ def _sdk(
     more: str,
     *,
     language: Language = "python",
+    key: str = '"{{secret}}"',
     key_variable: str = f'os.environ["{KEY_VARIABLE}"]',
 ) -> ClientSetup:
-    snippet = Snippet(language=language, text=text, key_variable=key_variable)
+    snippet = Snippet(language=language, text=text, key=key, key_variable=key_variable)
     return ClientSetup(title=title, kind="sdk", version=version, snippets=(snippet,), more=more)
 
 
+_BEARER: Final = '"Bearer {{secret}}"'
+_BEARER_VARIABLE: Final = f"f\"Bearer {{os.environ['{KEY_VARIABLE}']}}\""
 _SH_KEY: Final[Mapping[str, str]] = {"key": "{{secret}}", "key_variable": f'"${KEY_VARIABLE}"'}
 
 CLIENTS: Final[Mapping[str, ClientSetup]] = {
@@ -492,9 +497,10 @@ export OLLAMA_API_KEY={{key}}
     "ollama": _sdk(
         "ollama",
         "0.6",
-        "from ollama import Client\n\n"
-        'client = Client(host="{{url}}", headers={"Authorization": "Bearer " + {{key}}})\n',
+        'from ollama import Client\n\nclient = Client(host="{{url}}", headers={"Authorization": {{key}}})\n',
         'effort: `think="high"`',
+        key=_BEARER,
+        key_variable=_BEARER_VARIABLE,
     ),
     "litellm": _sdk(
         "litellm",
@@ -525,8 +531,10 @@ export OLLAMA_API_KEY={{key}}
         "1.1",
         "from langchain_ollama import ChatOllama\n\n"
         'model = ChatOllama(base_url="{{url}}", model="{{model}}", reasoning="high", '
-        'client_kwargs={"headers": {"Authorization": "Bearer " + {{key}}}})\n',
+        'client_kwargs={"headers": {"Authorization": {{key}}}})\n',
         "`client_kwargs` is for a server that has keys",
+        key=_BEARER,
+        key_variable=_BEARER_VARIABLE,
     ),
     "llama-index": _sdk(
         "llama-index-llms-openai-like",

@@ -7,13 +7,16 @@ No command of `mlx-backend`. Knows how settings and model families are declared;
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.reply_fields import ALIASES
+from mlx_backend.cli import COMMANDS, command_parser
 from mlx_backend.clients import CLIENTS, ServerAccess
+from mlx_backend.commands.errors import EXIT_CODES
 from mlx_backend.commands.options import GROUPS, default_in_words, options_by_group
 from mlx_backend.constraints import can_require_calls
 from mlx_backend.conversation.dialects import DIALECTS
@@ -116,11 +119,59 @@ def _client_section(client: ClientSetup) -> str:
     return "\n\n".join(filter(None, parts))
 
 
+def commands_reference() -> str:
+    """Return every command with what it takes, and the exit codes."""
+    parts = []
+    for name, command in COMMANDS.items():
+        called = " or ".join(f"`mlx-backend {each}`" for each in (name, *command.aliases))
+        parts += [f"### {called}", *_command(name, command_parser(name))]
+    codes = [(str(code), meaning) for code, meaning in EXIT_CODES.items()]
+    return "\n\n".join([*parts, "### Exit codes", _table(("code", "meaning"), codes)]) + "\n"
+
+
+class _Arguments(argparse.HelpFormatter):
+    """Keeps the arguments whose help it is asked for."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog)
+        self.kept: list[argparse.Action] = []
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Keep one."""
+        if action.help is not argparse.SUPPRESS and action.dest != "help":
+            self.kept.append(action)
+
+
+def _command(name: str, parser: argparse.ArgumentParser) -> list[str]:
+    parts = [(parser.description or "").rstrip()]
+    if name == "serve":
+        return [*parts, "Its options are the [settings](settings.md)."]
+    arguments = _Arguments(parser.prog)
+    parser.formatter_class = lambda prog: arguments
+    parser.format_help()
+    rows = [_argument_row(each) for each in arguments.kept if not isinstance(each.choices, dict)]
+    if rows:
+        parts.append(_table(("argument", "what it does"), rows))
+    for each in arguments.kept:
+        if isinstance(each.choices, dict):
+            for action, below in each.choices.items():
+                parts += [f"#### `mlx-backend {name} {action}`", *_command(action, below)]
+    return list(filter(None, parts))
+
+
+def _argument_row(action: argparse.Action) -> tuple[str, str]:
+    choices = "|".join(map(str, action.choices or ()))
+    value = "" if action.nargs == 0 else str(action.metavar or choices or action.dest.upper())
+    words = [f"{option} {value}".rstrip() for option in action.option_strings] or [value]
+    return ", ".join(map(_code, words)), (action.help or "").replace("%%", "%")
+
+
 REFERENCES: Mapping[str, Callable[[], str]] = {
     "settings": settings_reference,
     "families": families_reference,
     "keys": keys_reference,
     "clients": clients_reference,
+    "commands": commands_reference,
     "sdks": sdks_reference,
 }
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DOCS = Path(mlx_backend.__file__).parents[1] / "docs"
 
 
-@pytest.mark.parametrize("name", ["settings.md", "families.md", "shared-server.md", "clients.md"])
+@pytest.mark.parametrize("name", ["settings.md", "families.md", "shared-server.md", "clients.md", "cli.md"])
 def test_the_page_has_the_reference_of_the_declarations(name: str) -> None:
     page = (DOCS / name).read_text(encoding="utf-8")
     assert replace_reference(page) == page, "run: make docs"

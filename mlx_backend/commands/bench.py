@@ -1,0 +1,444 @@
+"""`mlx-backend bench`: how fast a model answers here, by length of the prompt, effort and number of requests at once.
+
+Measured as a client sees it, over HTTP: seconds to the first token, and tokens a second from then on. Every figure is a
+median with its quartiles, next to the load of the machine. No prompt shares more than its first words with another,
+so that no cache answers for the model. Draws its own small SVG; knows nothing of engines.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend import __version__
+from mlx_backend.commands.errors import CommandError
+from mlx_backend.commands.own_server import own_server
+from mlx_backend.commands.running_server import RunningServer, add_server_options
+from mlx_backend.commands.terminal import add_json_option, console, print_json, print_table
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
+
+CONTEXTS = (256, 2048, 8192, 32_768)
+"""Tokens of prompts; those that the model has room for."""
+REQUESTS = (1, 2, 4, 8)
+RUNS, TOKENS, EFFORT_TOKENS = 3, 128, 4096
+SHORT = 256
+"""Tokens of a prompt where its length is not what is varied."""
+BUSY = 0.25
+"""Load for each processor from which on figures are said to be too low."""
+_WORDS = (
+    "amber",
+    "birch",
+    "cedar",
+    "delta",
+    "fjord",
+    "grove",
+    "heron",
+    "inlet",
+    "kelp",
+    "maple",
+    "ocean",
+    "pine",
+)
+_QUESTION = "How many days are there in seven weeks and two days? Then write down the names of all months."
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row: tokens of the prompt, the effort (None: the model's default) and requests at once."""
+
+    context: int
+    effort: str | None
+    requests: int
+    varies: str
+    """Which of the three is varied here."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedReply:
+    """One reply: seconds since the request to its first token, the first of its answer, and the end; and its tokens."""
+
+    sent: float
+    first: float
+    answer: float | None
+    end: float
+    prompt_tokens: int
+    tokens: int
+    reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """The middle of several runs, and the range that half of them lie in."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Figure | None:
+        """Summarise them; None if there are none."""
+        if not values:
+            return None
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high)
+
+    def text(self, digits: int) -> str:
+        """Write it."""
+        spread = "" if self.low == self.high else f" ({self.low:.{digits}f}–{self.high:.{digits}f})"
+        return f"{self.median:.{digits}f}{spread}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was measured of a case. `rate` is of one reply, `total_rate` of all at once, in tokens a second."""
+
+    case: Case
+    prompt_tokens: int
+    first: Figure | None
+    answer: Figure | None
+    rate: Figure | None
+    total_rate: Figure | None
+    tokens: int
+    reasoning_tokens: int
+
+    @classmethod
+    def of(cls, case: Case, runs: Sequence[Sequence[TimedReply]]) -> Row:
+        """Summarise runs, each of as many replies as the case has requests."""
+        replies = [reply for run in runs for reply in run]
+        answers = [reply.answer - reply.sent for reply in replies if reply.answer is not None]
+        totals = [total for run in runs if (total := _total_rate(run))]
+        return cls(
+            case,
+            prompt_tokens=round(statistics.median(reply.prompt_tokens for reply in replies)),
+            first=Figure.of([reply.first - reply.sent for reply in replies]),
+            answer=Figure.of(answers) if len(answers) == len(replies) else None,
+            rate=Figure.of([rate for reply in replies if (rate := _total_rate([reply]))]),
+            total_rate=Figure.of(totals),
+            tokens=round(statistics.median(reply.tokens for reply in replies)),
+            reasoning_tokens=round(statistics.median(reply.reasoning_tokens for reply in replies)),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+
+        def figure(value: Figure | None) -> dict[str, float] | None:
+            return None if value is None else {"median": value.median, "low": value.low, "high": value.high}
+
+        return {
+            "varies": self.case.varies,
+            "prompt_tokens": self.prompt_tokens,
+            "effort": self.case.effort,
+            "requests": self.case.requests,
+            "first_token_seconds": figure(self.first),
+            "first_answer_token_seconds": figure(self.answer),
+            "tokens_per_second": figure(self.rate),
+            "tokens_per_second_of_all": figure(self.total_rate),
+            "completion_tokens": self.tokens,
+            "reasoning_tokens": self.reasoning_tokens,
+        }
+
+
+def _total_rate(run: Sequence[TimedReply]) -> float | None:
+    """Return tokens a second of replies at once, from the first token of any to the last; None for too few of them."""
+    tokens = sum(reply.tokens for reply in run) - 1
+    seconds = max(reply.end for reply in run) - min(reply.first for reply in run)
+    return tokens / seconds if tokens > 0 and seconds > 0 else None
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Measure a running server, or one of its own: seconds to the first token and tokens a second, by length of the "
+        "prompt, effort and number of requests at once. Run it on a quiet machine."
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="the model (default: the server's first)")
+    lengths = f"{', '.join(map(str, CONTEXTS))}; what fits"
+    parser.add_argument(
+        "--context", type=_counts, metavar="N,…", help=f"tokens of prompts (default: {lengths})"
+    )
+    parser.add_argument(
+        "--effort", type=_names, metavar="E,…", help="efforts (default: all that the model has)"
+    )
+    requests = ", ".join(map(str, REQUESTS))
+    parser.add_argument(
+        "--requests", type=_counts, metavar="N,…", help=f"requests at once (default: {requests})"
+    )
+    parser.add_argument(
+        "--runs", type=_count, default=RUNS, metavar="N", help=f"runs of each (default: {RUNS})"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=_count,
+        default=TOKENS,
+        metavar="N",
+        help=f"tokens of a reply at most (default: {TOKENS})",
+    )
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw it too")
+    add_server_options(parser)
+    add_json_option(parser)
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdecimal() or not 0 < int(text) < 1 << 24:
+        raise ValueError
+    return int(text)
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(each) for each in text.split(",")]
+
+
+def _names(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
+_count.__name__, _counts.__name__ = "number", "list of numbers"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, and show it."""
+    with closing(RunningServer.of(arguments)) as running:
+        if arguments.url is not None or (running.is_running() and _has(running, arguments.model)):
+            return _measure(running, arguments.model, arguments)
+    with own_server(["--model", arguments.model] if arguments.model else []) as server:
+        return _measure(server, None, arguments)
+
+
+def _has(server: RunningServer, model: str | None) -> bool:
+    return any(model in (None, each.get("id")) for each in server.get("/v1/models").get("data", ()))
+
+
+def _measure(server: RunningServer, name: str | None, arguments: argparse.Namespace) -> int:
+    model = _model(server, name)
+    bench = Bench(server, model["id"], arguments.tokens)
+    cases = list(chosen_cases(model, arguments))
+    load_before = os.getloadavg()[0]
+    bench.reply(Case(SHORT, None, 1, ""))  # the first is slower: the model is loaded, kernels are compiled
+    rows = []
+    for number, case in enumerate(cases, start=1):
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{number} of {len(cases)}: {case.varies}", end="", file=sys.stderr, flush=True)
+        rows.append(Row.of(case, [bench.replies(case) for _ in range(arguments.runs)]))
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    about = {
+        "model": model["id"],
+        "url": server.url,
+        "version": __version__,
+        "runs": arguments.runs,
+        "processors": os.cpu_count() or 1,
+        "load_before": round(load_before, 2),
+        "load_after": round(os.getloadavg()[0], 2),
+    }
+    if arguments.svg:
+        arguments.svg.write_text(drawn(about, rows), encoding="utf-8")
+    if arguments.json:
+        print_json({**about, "rows": [row.as_json() for row in rows]})
+    else:
+        _show(about, rows)
+    return 0
+
+
+def _model(server: RunningServer, name: str | None) -> dict[str, Any]:
+    listed = [each for each in server.get("/v1/models").get("data", []) if each.get("type") == "llm"]
+    known = next((each for each in listed if name in (None, each["id"])), None)
+    if known is None:
+        names = ", ".join(each["id"] for each in listed) or "no chat model"
+        raise CommandError(f"The server at {server.url} has {names}{f', and not {name!r}' if name else ''}.")
+    return dict(known)
+
+
+def chosen_cases(model: dict[str, Any], arguments: argparse.Namespace) -> Iterator[Case]:
+    """Yield what is measured: one of the three is varied at a time."""
+    room = (model.get("available_context") or model.get("context_length") or 1 << 30) - arguments.tokens
+    for context in arguments.context or [each for each in CONTEXTS if each <= room]:
+        if context > room:
+            raise CommandError(
+                f"--context {context}: {model['id']} has room for {room} tokens of a prompt and "
+                f"{arguments.tokens} of a reply."
+            )
+        yield Case(context, None, 1, "context")
+    for effort in arguments.effort or (model.get("reasoning") or {}).get("efforts", ()):
+        yield Case(SHORT, effort, 1, "effort")
+    for requests in arguments.requests or REQUESTS:
+        yield Case(SHORT, None, requests, "requests")
+
+
+class Bench:
+    """Sends requests to a server and takes the time."""
+
+    def __init__(
+        self, server: RunningServer, model: str, tokens: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._server = server
+        self._model = model
+        self._tokens = tokens
+        self._clock = clock
+        self._random = random.Random()
+        sample = self._text(400)
+        counted = server.post("/v1/tokenize", {"model": model, "prompt": sample}).get("count")
+        self._words_per_token = 400 / counted if counted else 1.0
+
+    def replies(self, case: Case) -> list[TimedReply]:
+        """Send the requests of a case at once."""
+        with ThreadPoolExecutor(case.requests) as pool:
+            return list(pool.map(self.reply, [case] * case.requests))
+
+    def reply(self, case: Case) -> TimedReply:
+        """Send one, and read its reply to the end."""
+        is_effort = case.varies == "effort"
+        filler = self._text(0 if is_effort else int(case.context * self._words_per_token))
+        question = _QUESTION if is_effort else "Describe what these words have in common, in detail."
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": f"{filler}\n\n{question}".strip()}],
+            "max_tokens": max(EFFORT_TOKENS, self._tokens) if is_effort else self._tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if case.effort is not None:
+            body["reasoning_effort"] = case.effort
+        first = answer = None
+        usage: dict[str, Any] = {}
+        sent = self._clock()
+        with self._server.stream("/v1/chat/completions", body) as events:
+            for event in events:
+                for choice in event.get("choices", ()):
+                    delta = choice.get("delta", {})
+                    now = self._clock()
+                    if first is None and (delta.get("content") or delta.get("reasoning_content")):
+                        first = now
+                    if answer is None and delta.get("content"):
+                        answer = now
+                usage = event.get("usage") or usage
+        end = self._clock()
+        details = usage.get("completion_tokens_details") or {}
+        return TimedReply(
+            sent,
+            end if first is None else first,
+            answer,
+            end,
+            prompt_tokens=usage.get("prompt_tokens", 0),
+            tokens=usage.get("completion_tokens", 0),
+            reasoning_tokens=details.get("reasoning_tokens", 0),
+        )
+
+    def _text(self, words: int) -> str:
+        return " ".join(self._random.choices(_WORDS, k=words))
+
+
+_HEADS = {"context": "prompt, tokens", "effort": "effort", "requests": "at once"}
+
+
+def label(row: Row) -> str:
+    """Return what is varied of a row."""
+    case = row.case
+    return {"context": f"{row.prompt_tokens:,}", "effort": case.effort or "", "requests": str(case.requests)}[
+        case.varies
+    ]
+
+
+def _show(about: dict[str, Any], rows: Sequence[Row]) -> None:
+    for varies in _HEADS:
+        chosen = [row for row in rows if row.case.varies == varies]
+        head = [_HEADS[varies], "first token, s", "tokens/s"]
+        more: list[tuple[str, Callable[[Row], str]]] = []
+        if varies == "effort":
+            more = [
+                ("first of the answer, s", lambda row: row.answer.text(2) if row.answer else "not reached"),
+                ("reasoning tokens", lambda row: f"{row.reasoning_tokens:,}"),
+            ]
+        if varies == "requests":
+            more = [("tokens/s of all", lambda row: row.total_rate.text(1) if row.total_rate else "")]
+        table = [
+            [
+                label(row),
+                row.first.text(2) if row.first else "",
+                row.rate.text(1) if row.rate else "",
+                *(cell(row) for _, cell in more),
+            ]
+            for row in chosen
+        ]
+        if table:
+            print_table([*head, *(name for name, _ in more)], table)
+            console().print()
+    console().print("\n".join(remarks(about, rows)))
+
+
+def remarks(about: dict[str, Any], rows: Sequence[Row]) -> list[str]:
+    """Return what has to be known to read the figures."""
+    runs, processors = about["runs"], about["processors"]
+    lines = [
+        f"{about['model']} at {about['url']}, mlx-backend {about['version']}. Median of {runs} run{'s' * (runs != 1)} "
+        "(in brackets the quartiles), after one that does not count; as a client sees it.",
+        f"Load of this machine: {about['load_before']} before, {about['load_after']} after, on {processors} "
+        f"processor{'s' * (processors != 1)}.",
+    ]
+    if about["load_before"] > BUSY * processors:
+        lines.append("It was busy before: on a quiet machine figures are better.")
+    if runs < RUNS:
+        lines.append("So few runs say little of how much a figure varies.")
+    if any(row.rate is None for row in rows):
+        lines.append("Where there is no figure, the reply had a token or none.")
+    return lines
+
+
+BAR, LABELS, LINE, WIDTH = 360, 90, 22, 720
+"""The drawing's measures, in pixels."""
+
+
+def drawn(about: dict[str, Any], rows: Sequence[Row]) -> str:
+    """Return a drawing: for each row a bar of tokens a second with its quartiles, and seconds to the first token."""
+    left, y, parts = LABELS + 10, 30, list[str]()
+    shown = {row: row.total_rate if row.case.varies == "requests" else row.rate for row in rows}
+    largest = max((figure.high for figure in shown.values() if figure), default=1.0)
+    for varies, head in _HEADS.items():
+        chosen = [row for row in rows if row.case.varies == varies]
+        if not chosen:
+            continue
+        of_all = " of all" if varies == "requests" else ""
+        parts.append(
+            _text_at(10, y, f"{head}: tokens/s{of_all}, and seconds to the first token", "font-weight='bold'")
+        )
+        for row in chosen:
+            y += LINE
+            parts.append(_text_at(LABELS, y, label(row), "text-anchor='end'"))
+            if (figure := shown[row]) is not None:
+                scale = BAR / largest
+                parts.append(
+                    f"<rect x='{left}' y='{y - 12}' width='{figure.median * scale:.1f}' height='14' fill='#4c78a8'/>"
+                    f"<path d='M{left + figure.low * scale:.1f} {y - 5}H{left + figure.high * scale:.1f}' "
+                    "stroke='#f58518' stroke-width='3'/>"
+                )
+                first = f", first token after {row.first.text(2)} s" if row.first else ""
+                parts.append(
+                    _text_at(LABELS + 20 + int(figure.high * scale), y, f"{figure.median:.1f}{first}")
+                )
+        y += 2 * LINE
+    for line in remarks(about, rows):
+        for piece in line.split(". "):
+            parts.append(_text_at(10, y, piece.rstrip(".") + ".", "font-size='11'"))
+            y += 16
+    style = "font-family='system-ui, sans-serif' font-size='13' fill='#222'"
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{y}' viewBox='0 0 {WIDTH} {y}' {style}>"
+        f"<rect width='{WIDTH}' height='{y}' fill='white'/>{''.join(parts)}</svg>\n"
+    )
+
+
+def _text_at(x: int, y: int, text: str, style: str = "") -> str:
+    return f"<text x='{x}' y='{y}' {style}>{escape(text)}</text>"

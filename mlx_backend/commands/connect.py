@@ -1,0 +1,290 @@
+"""`mlx-backend connect CLIENT`: what a client needs to use the server, with its address and model; and writes it.
+
+What is said stands in mlx_backend/clients.py. With `--write` it is merged into the client's own file: what else is in
+the file stays, comments too where the format's library keeps them. Nothing is written that was not shown before.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.clients import CLIENTS, KEY_VARIABLE, UNUSED, ServerAccess
+from mlx_backend.commands.errors import WRONG_USAGE, CommandError
+from mlx_backend.commands.running_server import RunningServer, add_server_options
+from mlx_backend.commands.terminal import (
+    add_json_option,
+    confirmed,
+    console,
+    is_interactive,
+    print_json,
+    print_table,
+)
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+    from mlx_backend.clients import ClientSetup, Snippet
+
+_IDENTITIES = ("name", "id", "model_name")
+"""Keys by which tables in a list are the same one."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Print what a client needs to use the server; with --write, put it into the client's own file. Without a "
+        "client, list them."
+    )
+    parser.add_argument("client", nargs="?", metavar="CLIENT", help="which one; without it all are listed")
+    parser.add_argument(
+        "--model", metavar="NAME", help="the model that it is to use (default: the server's first)"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="put it into the client's file, after showing the change"
+    )
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask before writing")
+    parser.add_argument(
+        "--literal-key",
+        action="store_true",
+        help=f"put the key itself in, where otherwise the client is told to read ${KEY_VARIABLE}",
+    )
+    add_server_options(parser)
+    add_json_option(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print or write it."""
+    if arguments.client is None:
+        return _list(as_json=arguments.json)
+    client = _client(arguments.client)
+    access = _access(arguments)
+    if arguments.write:
+        return _write(client, access, is_agreed=arguments.yes)
+    if arguments.json:
+        print_json(
+            {
+                "client": client.title,
+                "url": access.url,
+                "model": access.model,
+                "about": client.description(access),
+                "snippets": [
+                    {"file": each.file or None, "language": each.language, "text": each.filled(access)}
+                    for each in client.snippets
+                ],
+                "more": client.remarks(access),
+            }
+        )
+    else:
+        _show(client, access)
+    return 0
+
+
+def _list(*, as_json: bool) -> int:
+    if as_json:
+        print_json(
+            [{"name": name, "title": client.title, "kind": client.kind} for name, client in CLIENTS.items()]
+        )
+        return 0
+    rows = [
+        (name, client.title, ", ".join(each.file for each in client.snippets if each.file))
+        for name, client in CLIENTS.items()
+    ]
+    print_table(("client", "", "--write puts it into"), rows)
+    return 0
+
+
+def _client(name: str) -> ClientSetup:
+    wanted = name.casefold().replace(" ", "-").replace("_", "-")
+    by_title = {client.title.casefold().replace(" ", "-"): client for client in CLIENTS.values()}
+    known = by_title | dict(CLIENTS)
+    if wanted in known:
+        return known[wanted]
+    # As people say it: "claude", "webui", "codex-cli".
+    begun = [
+        each for each in CLIENTS if wanted and (each.startswith(wanted) or wanted.startswith(f"{each}-"))
+    ]
+    matches = begun or [each for each in CLIENTS if wanted and wanted in each]
+    if len(matches) == 1:
+        return CLIENTS[matches[0]]
+    close = matches or difflib.get_close_matches(wanted, list(known), n=1)
+    meant = f"; did you mean {' or '.join(close)}?" if close else "; `mlx-backend connect` lists them all"
+    raise CommandError(f"unknown client {name!r}{meant}", status=WRONG_USAGE)
+
+
+def _access(arguments: argparse.Namespace) -> ServerAccess:
+    """Return what the running server is and has; what can be said without one if none runs."""
+    with closing(RunningServer.of(arguments)) as server:
+        return _access_to(server, arguments)
+
+
+def _access_to(server: RunningServer, arguments: argparse.Namespace) -> ServerAccess:
+    key = arguments.key or os.environ.get(KEY_VARIABLE) or None
+    secret = UNUSED if key is None else key if arguments.literal_key else None
+    model, context = arguments.model or "MODEL", ServerAccess().context
+    if server.is_running():
+        listed = [each for each in server.get("/v1/models").get("data", ()) if each.get("type") == "llm"]
+        names = [each["id"] for each in listed]
+        chosen = next((each for each in listed if arguments.model in (None, each["id"])), None)
+        if chosen is None:
+            raise CommandError(
+                f"The server at {server.url} has no chat model {arguments.model!r}; it has {', '.join(names)}."
+                if names
+                else f"The server at {server.url} has no chat model."
+            )
+        model, context = chosen["id"], chosen.get("context_length") or context
+    else:
+        print(
+            f"No server answers at {server.url}: start one with `mlx-backend serve MODEL`. What follows is for "
+            "that address.",
+            file=sys.stderr,
+        )
+        if arguments.write and arguments.model is None:
+            raise CommandError(
+                "Say which model the client is to use with --model, or start the server first."
+            )
+    return ServerAccess(url=server.url, model=model, context=context, secret=secret)
+
+
+def _show(client: ClientSetup, access: ServerAccess) -> None:
+    console().print(client.title, style="bold")
+    if about := client.description(access):
+        console().print(about)
+    for snippet in client.snippets:
+        console().print()
+        if snippet.file:
+            console().print(f"{snippet.file}:", style="dim")
+        print(snippet.filled(access), end="")  # as it is: somebody copies it
+    if remarks := client.remarks(access):
+        console().print(f"\n{remarks}")
+    if access.secret is None:
+        console().print(
+            f"\nThe key is read from ${KEY_VARIABLE}: set it where the client is started.", style="dim"
+        )
+
+
+def _write(client: ClientSetup, access: ServerAccess, *, is_agreed: bool) -> int:
+    snippet = next((each for each in client.snippets if each.file), None)
+    if snippet is None:
+        _show(client, access)
+        raise CommandError(f"{client.title} has no file that could be written: do what stands above.")
+    file = Path(snippet.file).expanduser()
+    file = file.resolve() if file.is_symlink() else file  # a link, as in a folder of dotfiles, stays one
+    text = snippet.filled(access)
+    try:
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{snippet.file} cannot be read: {error}.") from None
+    try:
+        after = merged(snippet, before, text)
+    except ValueError as error:
+        print(f"{snippet.file} is not changed: {error}. Add this to it:\n", file=sys.stderr)
+        print(text, end="")
+        return 1
+    if after == before:
+        print(f"{snippet.file} has it already.")
+        return 0
+    _show_change(snippet.file, before, after)
+    if not is_agreed:
+        if not is_interactive():
+            raise CommandError("Nothing was written: this is no terminal on which to ask. Say -y to agree.")
+        if not confirmed(f"Write {snippet.file}?"):
+            print("Nothing was written.")
+            return 1
+    _replace(file, after, is_secret=access.secret not in (None, UNUSED))
+    print(f"Written: {snippet.file}")
+    if access.secret is None:
+        print(f"The key is read from ${KEY_VARIABLE}: set it where {client.title} is started.")
+    return 0
+
+
+def _show_change(name: str, before: str, after: str) -> None:
+    colours = {"+": "green", "-": "red", "@": "cyan"}
+    for line in difflib.unified_diff(before.splitlines(), after.splitlines(), name, name, lineterm=""):
+        console().print(line, style=colours.get(line[:1], ""))
+
+
+def _replace(file: Path, text: str, *, is_secret: bool) -> None:
+    """Write a file as a whole or not at all; its rights stay as they were, and one with a key is its owner's alone."""
+    rights = 0o600 if is_secret else file.stat().st_mode & 0o777 if file.exists() else 0o644
+    part = file.with_name(f"{file.name}.new")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)
+        part.touch(mode=rights, exist_ok=False)
+        part.write_text(text, encoding="utf-8")
+        part.chmod(rights)
+        part.replace(file)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise CommandError(f"{file} cannot be written: {error}.") from None
+
+
+def merged(snippet: Snippet, before: str, text: str) -> str:
+    """Return a file's text with a snippet's values in it. Raises ValueError, saying why, if something would be lost."""
+    if not before.strip() or before == text:
+        return text
+    match snippet.language:
+        case "toml":
+            return _merged_toml(before, text)
+        case "json":
+            return _merged_json(before, text)
+    raise ValueError("what is in it cannot be kept")
+
+
+def _merged_toml(before: str, text: str) -> str:
+    import tomlkit
+
+    try:
+        document = tomlkit.parse(before)
+    except tomlkit.exceptions.ParseError as error:
+        raise ValueError(f"it is no TOML ({error})") from None
+    _merge(document, tomlkit.parse(text))
+    return tomlkit.dumps(document)
+
+
+def _merged_json(before: str, text: str) -> str:
+    try:
+        value = json.loads(before)
+    except ValueError:
+        raise ValueError("it has comments, or is no JSON") from None
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    unchanged = json.dumps(value)
+    _merge(value, json.loads(text))
+    if json.dumps(value) == unchanged:
+        return before
+    second = next((line for line in before.splitlines()[1:] if line.strip()), "")
+    indent = second[: len(second) - len(second.lstrip())] or "  "
+    return json.dumps(value, indent=indent, ensure_ascii=False) + "\n"
+
+
+def _merge(value: Any, new: Mapping[str, Any]) -> None:
+    """Put values into a table: tables are merged, lists of tables by what names their tables, all else is replaced."""
+    for name, wanted in new.items():
+        there = value.get(name)
+        if isinstance(there, dict) and isinstance(wanted, dict):
+            _merge(there, wanted)
+        elif _is_tables(there) and _is_tables(wanted):
+            for table in wanted:
+                same = [each for each in there if _identity(each) == _identity(table)]
+                if same:
+                    _merge(same[0], table)
+                else:
+                    there.append(table)
+        elif there != wanted:
+            value[name] = wanted
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
+
+
+def _identity(table: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(table.get(name) for name in _IDENTITIES)

@@ -1,0 +1,556 @@
+"""`mlx-backend doctor`: whether this machine can serve, what is wrong if not, and what a report of a problem needs.
+
+Each check is a function that returns what it found, with a cure where something is to be done. MLX is imported in a
+process of its own, which may crash. Changes nothing; the models' weights are not read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mlx_backend import __version__
+from mlx_backend.commands.errors import CommandError
+from mlx_backend.commands.running_server import KEY_VARIABLE, RunningServer, add_server_options
+from mlx_backend.commands.terminal import add_json_option, console, print_json
+from mlx_backend.device.machine import this_machine
+from mlx_backend.device.memory import format_bytes
+from mlx_backend.models.folders import format_size
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Mapping
+
+    from mlx_backend.device.machine import Machine
+
+type State = Literal["ok", "warning", "failed"]
+
+MARKS = {"ok": ("✓", "green"), "warning": ("⚠", "yellow"), "failed": ("✗", "red")}
+PYTHONS = ((3, 12), (3, 15))
+"""The first version that is served, and the first that is not any more."""
+PACKAGES = (
+    *("mlx", "mlx-metal", "mlx-cpu", "mlx-lm", "mlx-vlm", "transformers", "tokenizers", "huggingface-hub"),
+    *("llguidance", "numpy", "werkzeug", "waitress", "pydantic"),
+)
+NEEDED = ("mlx", "mlx-lm", "transformers", "werkzeug", "waitress", "pydantic", "llguidance", "jinja2")
+IMPORT_SECONDS = 120
+"""Seconds for importing MLX: the first time, and on a busy machine, it takes many."""
+LITTLE_SPACE, NO_SPACE = 20 << 30, 1 << 30
+"""Free bytes of a disk below which a model may not fit, and nothing does."""
+LITTLE_MEMORY = 8 << 30
+
+# What runs in a process of its own. A product that is wrong tells of a broken BLAS.
+_MLX = """
+import json
+from mlx_backend.device.blas import use_fast_blas
+blas = use_fast_blas()
+from mlx_backend.device.importing import importing_mlx
+with importing_mlx("auto"):
+    import mlx.core as mx
+    from mlx_backend.device import mlx as adapter
+ones = mx.ones((64, 64))
+print(json.dumps({
+    "product": float((ones @ ones).sum()), "version": mx.__version__, "gpu": adapter.is_gpu(),
+    "name": str(mx.device_info().get("device_name", "")), "memory": adapter.recommended_memory(),
+    "wired": adapter.working_set_limit(), "blas": str(blas or ""), "slow": bool(blas and blas.is_slow),
+}))
+"""
+_PRODUCT = 64.0**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found, in a sentence, and what to do about it."""
+
+    about: str
+    state: State = "ok"
+    found: str
+    cure: str = ""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Look whether this machine can serve, and say what to do where it cannot. Ends with what a report of a problem "
+        "needs; no key is in it. The exit status is 1 if something is wrong."
+    )
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="look at this model too: a name, or its folder"
+    )
+    add_server_options(parser)
+    add_json_option(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what is found as it is found; return 1 if something is wrong."""
+    findings: list[Finding] = []
+    for finding in checks(arguments):
+        findings.append(finding)
+        if not arguments.json:
+            _show(finding)
+    report = ProblemReport.of(findings)
+    if arguments.json:
+        print_json(
+            {
+                "findings": json.loads(report.cleaned(json.dumps([*map(asdict, findings)]))),
+                "report": report.text(),
+            }
+        )
+    else:
+        _show_end(findings, report)
+    return 1 if any(finding.state == "failed" for finding in findings) else 0
+
+
+def checks(arguments: argparse.Namespace) -> Iterator[Finding]:
+    """Look at everything, in the order in which one thing needs another."""
+    machine = this_machine()
+    yield check_system(machine)
+    yield check_python(sys.version_info[:2])
+    yield check_packages()
+    mlx = ask_mlx()
+    yield check_mlx(mlx)
+    yield check_memory(machine, mlx)
+    if machine.is_mac:
+        yield check_wired(mlx)
+    yield check_cache(cache := hugging_face_cache())
+    yield check_disk(cache)
+    yield check_vision()
+    yield from check_variables()
+    server = ServerState.of(arguments)
+    yield check_server(server)
+    yield check_containers(server, is_mac=machine.is_mac)
+    yield check_key(server)
+    if arguments.model:
+        yield from check_model(arguments.model, mlx)
+
+
+def check_system(machine: Machine) -> Finding:
+    """Whether MLX runs on this kind of machine."""
+    found = f"{machine.system} {platform.mac_ver()[0] or platform.release()} on {machine.processor}"
+    if (refusal := machine.refusal()) is not None:
+        return Finding(about="system", state="failed", found=found, cure=refusal)
+    return Finding(about="system", found=found)
+
+
+def check_python(version: tuple[int, int]) -> Finding:
+    """Whether what is needed is built for this Python."""
+    first, end = PYTHONS
+    found = f"Python {platform.python_version()} ({sys.executable})"
+    if not first <= version < end:
+        needed = f"{first[0]}.{first[1]} to {end[0]}.{end[1] - 1}"
+        return Finding(
+            about="python", state="failed", found=found, cure=f"Install with a Python of {needed}."
+        )
+    return Finding(about="python", found=found)
+
+
+def check_packages() -> Finding:
+    """Whether all packages are there, in versions that this one was made for."""
+    missing = [name for name in NEEDED if not version_of(name)]
+    versions = (f"{name} {version_of(name) or 'missing'}" for name in ("mlx", "mlx-lm", "transformers"))
+    found = f"mlx-backend {__version__}, {', '.join(versions)}"
+    if missing:
+        cure = (
+            f"Missing: {', '.join(missing)}. Install again, in the way it was: make setup, uv tool or pipx."
+        )
+        return Finding(about="packages", state="failed", found=found, cure=cure)
+    if unfit := _unfit():
+        cure = f"Not in a version that was tried: {', '.join(unfit)}. Install again without other versions."
+        return Finding(about="packages", state="warning", found=found, cure=cure)
+    return Finding(about="packages", found=found)
+
+
+def _unfit() -> list[str]:
+    """Return what is installed in another version than the package asks for; nothing in a clone, which has a lock."""
+    from packaging.requirements import Requirement
+
+    try:
+        required = [Requirement(text) for text in metadata.requires("dify-mlx-provider") or ()]
+    except metadata.PackageNotFoundError:
+        return []
+    return [
+        f"{each.name} {version} ({each.specifier})"
+        for each in required
+        if (each.marker is None or each.marker.evaluate())
+        and (version := version_of(each.name))
+        and not each.specifier.contains(version, prereleases=True)
+    ]
+
+
+def version_of(package: str) -> str:
+    """Return the version that is installed; empty if none is."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def ask_mlx(program: str = _MLX) -> dict[str, Any]:
+    """Return what MLX says of itself and the device; `error` if it cannot be imported."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=IMPORT_SECONDS,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"importing it was not done after {IMPORT_SECONDS} s"}
+    try:
+        said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        lines = done.stderr.strip().splitlines()
+        return {"error": lines[-1] if lines else f"its process ended with status {done.returncode}"}
+    return said
+
+
+def check_mlx(mlx: Mapping[str, Any]) -> Finding:
+    """Whether MLX can be imported, computes rightly, and on what."""
+    if "error" in mlx:
+        cure = "Install again, in the way it was (make setup, uv tool, pipx); on an NVIDIA GPU see docs/performance.md."
+        return Finding(about="mlx", state="failed", found=f"MLX cannot be used: {mlx['error']}", cure=cure)
+    device = f"the GPU {mlx['name']}".rstrip() if mlx["gpu"] else "the CPU"
+    found = f"MLX {mlx['version']} computes on {device}" + (f". {mlx['blas']}" if mlx["blas"] else "")
+    if mlx["product"] != _PRODUCT:
+        cure = "Products of matrices are wrong. Leave LD_PRELOAD out, or choose another BLAS with --blas."
+        return Finding(about="mlx", state="failed", found=found, cure=cure)
+    if mlx["slow"]:
+        cure = (
+            "Prompts are many times slower so. Install an optimised BLAS (Debian and Ubuntu: apt install "
+            "libopenblas0-pthread)."
+        )
+        return Finding(about="mlx", state="warning", found=found, cure=cure)
+    if not mlx["gpu"] and platform.system() == "Darwin":
+        return Finding(
+            about="mlx",
+            state="warning",
+            found=found,
+            cure="Metal is not available: is this a virtual machine?",
+        )
+    return Finding(about="mlx", found=found)
+
+
+def check_memory(machine: Machine, mlx: Mapping[str, Any]) -> Finding:
+    """How much there is, and how much of it models may take."""
+    from mlx_backend.device.pressure import memory_pressure
+
+    found = f"{format_bytes(machine.memory)} in all"
+    if "error" not in mlx:
+        found += f", of which models and their caches may take {format_bytes(mlx['memory'])} (--memory-gb)"
+    if (pressure := memory_pressure()) != "none":
+        cure = f"macOS is short of memory now ({pressure}): end programs that take much."
+        return Finding(about="memory", state="warning", found=found, cure=cure)
+    if machine.memory < LITTLE_MEMORY:
+        cure = "That is enough for small models; `mlx-backend recommend` names some."
+        return Finding(about="memory", state="warning", found=found, cure=cure)
+    return Finding(about="memory", found=found)
+
+
+def check_wired(mlx: Mapping[str, Any]) -> Finding:
+    """How much memory macOS leaves to the GPU."""
+    limit = mlx.get("wired")
+    found = f"macOS leaves {format_bytes(limit)} to the GPU" if limit else "macOS names no limit for the GPU"
+    return Finding(about="wired memory", found=f"{found} (iogpu.wired_limit_mb; docs/performance.md)")
+
+
+def hugging_face_cache() -> Path:
+    """Return where models are downloaded to."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def check_cache(folder: Path) -> Finding:
+    """Whether models can be downloaded into the cache."""
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    count = sum(1 for each in folder.glob("models--*")) if there == folder else 0
+    found = (
+        f"{folder}, with {count} model{'s' * (count != 1)}" if there == folder else f"{folder} (not made yet)"
+    )
+    if not os.access(there, os.W_OK | os.X_OK):
+        cure = (
+            f"Nothing can be written there: change the rights of {there}, or set HF_HOME to another folder."
+        )
+        return Finding(about="cache", state="failed", found=found, cure=cure)
+    return Finding(about="cache", found=found)
+
+
+def check_disk(folder: Path, usage: Callable[[Path], Any] = shutil.disk_usage) -> Finding:
+    """How much more can be downloaded."""
+    free = usage(next(each for each in (folder, *folder.parents) if each.exists())).free
+    found = f"{format_size(free)} free where models are kept"
+    if free < NO_SPACE:
+        cure = "Make room (`mlx-backend rm MODEL`), or set HF_HOME to a folder of another disk."
+        return Finding(about="disk", state="failed", found=found, cure=cure)
+    if free < LITTLE_SPACE:
+        cure = "A model of 20B parameters has 12 GB. `mlx-backend list` shows what is there, and `rm` removes it."
+        return Finding(about="disk", state="warning", found=found, cure=cure)
+    return Finding(about="disk", found=found)
+
+
+def check_vision() -> Finding:
+    """Whether models that see can be shown images."""
+    from mlx_backend.engine.mlx.vision.families import is_installed
+
+    if is_installed():
+        return Finding(
+            about="images", found=f"mlx-vlm {version_of('mlx-vlm')}: models that see are shown images"
+        )
+    return Finding(about="images", found="not installed (docs/images.md); needed for models that see alone")
+
+
+def check_variables() -> Iterator[Finding]:
+    """Variables of the environment that were meant for this, and have no effect."""
+    from mlx_backend.commands.options import misspelt_variables
+
+    for variable, nearest in misspelt_variables().items():
+        found = f"${variable} has no effect"
+        yield Finding(about="variables", state="warning", found=found, cure=f"Did you mean ${nearest}?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerState:
+    """What is at the server's address. `is_ours`: a server of ours; `is_elsewhere`: on another machine.
+
+    `on_network` is whether it is reached by this machine's address in its network too; None where it has none.
+    """
+
+    url: str
+    port: int
+    is_ours: bool = False
+    is_elsewhere: bool = False
+    version: str = ""
+    models: tuple[str, ...] = ()
+    needs_key: bool = False
+    has_key: bool = False
+    key_is_right: bool = True
+    in_use: str = ""
+    on_network: bool | None = None
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> ServerState:
+        """Ask it."""
+        with closing(RunningServer.of(arguments)) as server:
+            return cls._of(server, has_key=bool(arguments.key or os.environ.get(KEY_VARIABLE)))
+
+    @classmethod
+    def _of(cls, server: RunningServer, *, has_key: bool) -> ServerState:
+        from urllib.parse import urlsplit
+
+        from mlx_backend.clients import LOOPBACK
+        from mlx_backend.commands.start_lines import own_address
+        from mlx_backend.server.port_check import port_in_use
+
+        parts = urlsplit(server.url)
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        known: dict[str, Any] = {"url": server.url, "port": port, "is_elsewhere": host not in LOOPBACK}
+        try:
+            health = server.health()
+        except CommandError as error:
+            in_use = port_in_use(host, port) if host in LOOPBACK else str(error)
+            return cls(**known, has_key=has_key, in_use=in_use or "")
+        address = own_address(socket.AF_INET)
+        return cls(
+            **known,
+            is_ours=True,
+            version=str(health.get("version", "")),
+            models=tuple(str(each["model"]) for each in health.get("models", ())),
+            needs_key=_asks_for_key(server.url),
+            has_key=has_key,
+            key_is_right=not has_key or "models" in health,
+            on_network=None if address is None else _is_reached(address, port),
+        )
+
+
+def _asks_for_key(url: str) -> bool:
+    """Whether those who send no key learn less."""
+    try:
+        with closing(RunningServer(url)) as server:
+            return "models" not in server.health()
+    except CommandError:
+        return False
+
+
+def _is_reached(address: str, port: int) -> bool:
+    try:
+        with socket.create_connection((address, port), 1.0):
+            return True
+    except OSError:
+        return False
+
+
+def check_server(server: ServerState) -> Finding:
+    """What is at the server's address."""
+    if server.is_ours:
+        named = f" with {', '.join(server.models[:3])}" if server.models else ""
+        found = f"mlx-backend {server.version} answers at {server.url}{named}".replace("  ", " ")
+        if server.version and server.version != __version__:
+            cure = f"This command is of version {__version__}: start the server again."
+            return Finding(about="server", state="warning", found=found, cure=cure)
+        return Finding(about="server", found=found)
+    if server.in_use:
+        return Finding(
+            about="server", state="warning", found=f"no server of ours at {server.url}", cure=server.in_use
+        )
+    return Finding(about="server", found=f"none runs; the port {server.port} is free for one")
+
+
+def check_containers(server: ServerState, *, is_mac: bool) -> Finding:
+    """Whether a container on this machine, such as Dify's, reaches the server."""
+    from mlx_backend.clients import ServerAccess
+
+    seen = ServerAccess(url=server.url).container_url
+    found = f"a container on this machine uses {seen}/v1"
+    if server.is_elsewhere:
+        return Finding(about="containers", found=found)
+    hosts = "" if is_mac else ' and needs extra_hosts: ["host.docker.internal:host-gateway"]'
+    if not server.is_ours:
+        advice = "" if is_mac else ", if the server is started with --host 0.0.0.0 --api-key KEY"
+        return Finding(about="containers", found=f"{found}{hosts}{advice}")
+    if server.on_network is False and not is_mac:
+        cure = "It answers on loopback alone, which no container reaches: start it with --host 0.0.0.0 --api-key KEY."
+        return Finding(about="containers", state="warning", found=f"{found}{hosts}", cure=cure)
+    return Finding(about="containers", found=f"{found}{hosts}")
+
+
+def check_key(server: ServerState) -> Finding:
+    """Whether the server wants a key, and has been given the right one. The key is not shown."""
+    if not server.is_ours:
+        given = f"${KEY_VARIABLE} is set" if server.has_key else "none is set"
+        return Finding(about="key", found=given)
+    if server.needs_key and not server.has_key:
+        cure = f"Give it with --key, or in ${KEY_VARIABLE}."
+        return Finding(
+            about="key", state="warning", found="the server wants one, and none is given", cure=cure
+        )
+    if not server.key_is_right:
+        cure = "The server does not know it: compare it with the server's --api-key or --api-key-file."
+        return Finding(about="key", state="failed", found="a wrong one is given", cure=cure)
+    if not server.needs_key and server.on_network:
+        cure = "Everyone who can reach this machine can use the server: start it with --api-key KEY."
+        return Finding(about="key", state="warning", found="the server wants none", cure=cure)
+    return Finding(
+        about="key",
+        found="the server wants one, and takes it" if server.needs_key else "the server wants none",
+    )
+
+
+def check_model(name: str, mlx: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether a model's folder is whole, whether it fits, and how it is understood."""
+    from mlx_backend.device.memory import room_for_weights
+    from mlx_backend.models.files import detect_model_type
+    from mlx_backend.models.folders import folder_bytes, problem_of
+
+    folder = folder_of(name)
+    if folder is None:
+        cure = f"Name a folder, or a model that `mlx-backend list` shows; `mlx-backend pull {name}` downloads one."
+        yield Finding(about="model", state="failed", found=f"{name} is not on this machine", cure=cure)
+        return
+    problem = problem_of(folder, name)
+    if problem is None or problem:
+        cure = problem or "There is no config.json and no weights in it."
+        yield Finding(about="model", state="failed", found=f"{folder} cannot be served", cure=cure)
+        return
+    weights = folder_bytes(folder) or 0
+    found = f"{name} has {format_size(weights)} of weights"
+    if "error" not in mlx and weights > room_for_weights(mlx["memory"]):
+        cure = "They do not fit into the memory that models may take: `mlx-backend recommend` names models that do."
+        yield Finding(about="model", state="failed", found=found, cure=cure)
+    else:
+        yield Finding(about="model", found=found)
+    if detect_model_type(folder, name) == "llm":
+        yield check_template(folder)
+
+
+def folder_of(name: str) -> Path | None:
+    """Return the folder of a model by its path or its name; None if it is not on this machine."""
+    from mlx_backend.demo import demo_path
+    from mlx_backend.models.folders import cached_snapshot
+
+    path = Path(name).expanduser()
+    return path if path.is_dir() else demo_path(name) or cached_snapshot(name)
+
+
+def check_template(folder: Path) -> Finding:
+    """How a model's template and tokens are understood."""
+    from mlx_backend.chat.capabilities import FolderDescriber
+    from mlx_backend.chat.limits import ReplyLimits
+    from mlx_backend.models.engine_options import EngineOptions
+    from mlx_backend.models.files import chat_template
+
+    described = FolderDescriber().describe(folder, EngineOptions(), ReplyLimits(context_length=0).settings)
+    efforts = ", ".join(described.efforts) or "none"
+    found = (
+        f"dialect {described.dialect}, since {described.recognised_by}; efforts: {efforts}; context: "
+        f"{described.context_length or 'not known'}; {', '.join(described.capabilities)}"
+    )
+    if chat_template(folder) is None:
+        cure = "It has no chat template: a base model, which was not trained to chat, is for /v1/completions."
+        return Finding(about="template", state="warning", found=found, cure=cure)
+    return Finding(about="template", found=found)
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemReport:
+    """What a report of a problem needs. Without secrets, and with `~` for the home folder."""
+
+    lines: tuple[str, ...]
+
+    @classmethod
+    def of(cls, findings: list[Finding]) -> ProblemReport:
+        """Make it of what was found, the versions of packages, and names of variables."""
+        versions = [f"{name} {version}" for name in PACKAGES if (version := version_of(name))]
+        variables = sorted(name for name in os.environ if name.startswith(("MLX_", "HF_")))
+        return cls(
+            (
+                f"mlx-backend {__version__}, Python {platform.python_version()}, {platform.platform()}",
+                f"packages: {', '.join(versions)}",
+                *(f"{MARKS[each.state][0]} {each.about}: {each.found}" for each in findings),
+                f"variables that are set: {', '.join(variables) or 'none'}",
+            )
+        )
+
+    def text(self) -> str:
+        """Return it."""
+        return self.cleaned("\n".join(self.lines))
+
+    @staticmethod
+    def cleaned(text: str) -> str:
+        """Take the home folder, the machine's name and the key out of a text."""
+        for secret in (os.environ.get(KEY_VARIABLE), os.environ.get("HF_TOKEN")):
+            if secret:
+                text = text.replace(secret, "…")
+        if len(name := socket.gethostname()) > 3:
+            text = text.replace(name, "HOST")
+        home = str(Path.home())
+        return text if home == "/" else text.replace(f"{home}/", "~/")
+
+
+def _show(finding: Finding) -> None:
+    from rich.text import Text
+
+    mark, colour = MARKS[finding.state]
+    console().print(Text.assemble((mark, colour), f" {finding.about:<12} ", finding.found))
+    if finding.cure:
+        console().print(Text.assemble(" " * 15, (f"→ {finding.cure}", colour)))
+
+
+def _show_end(findings: list[Finding], report: ProblemReport) -> None:
+    failed = sum(finding.state == "failed" for finding in findings)
+    warnings = sum(finding.state == "warning" for finding in findings)
+    wrong = f"{failed} thing{'s are' if failed != 1 else ' is'} wrong" if failed else "Nothing is wrong"
+    more = f", {warnings} to look at" if warnings else ""
+    console().print(f"\n{wrong}{more}. For a report of a problem:\n")
+    print(f"```text\n{report.text()}\n```")
