@@ -39,7 +39,7 @@ def test_every_command_has_a_module_a_description_and_help(
 @pytest.mark.parametrize("words", [["--version"], ["-V"], ["version"]])
 def test_the_version_is_said_in_three_ways(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
-    assert capsys.readouterr().out == f"mlx-backend {__version__}\n"
+    assert capsys.readouterr().out.startswith(f"mlx-backend {__version__}")
 
 
 @pytest.mark.parametrize(
