@@ -222,29 +222,27 @@ class Tools:
         """Return what the client calls a function; of one that was not offered, the name that the model wrote."""
         return self.names.get(flat) or ToolName(flat)
 
-    def choice(self, value: Any) -> tuple[Tools, ToolChoice]:
-        """Return the tools that may be called, and which call is required, for a `tool_choice`. Raises ApiError."""
+    def choice(self, value: Any) -> ToolChoice:
+        """Return which of the tools may be called, and which must, for a `tool_choice`. Raises ApiError."""
         held = ToolChoice(strict=self.strict, input_grammars=self.grammars)
-        none = Tools(names=self.names), ToolChoice()
+        none = ToolChoice(forbidden=True)
         choice, where = unnested(value, "tool_choice") if isinstance(value, Mapping) else (value, "")
         match choice:
             case None | "auto":
-                return self, held
+                return held
             case "none":
                 return none
             case "required" | "any":
-                return self, replace(held, required=True)
+                return replace(held, required=True)
             case {"type": "function" | "custom" as kind, "name": str(name)}:
-                return self, replace(held, name=self._flat(kind, name, choice, "tool_choice"))
+                return replace(held, name=self._flat(kind, name, choice, "tool_choice"))
             case {"type": "allowed_tools", "tools": list(allowed)}:
                 mode = choice.get("mode", "auto")
                 if mode not in ("auto", "required"):
                     raise refuse(f"{where}.mode = {excerpt(mode)}: send auto or required.", f"{where}.mode")
                 flat = frozenset(self._allowed(allowed, f"{where}.tools"))
                 is_required = mode == "required"
-                return (
-                    (self, replace(held, required=is_required, allowed=flat)) if flat or is_required else none
-                )
+                return replace(held, required=is_required, allowed=flat) if flat or is_required else none
             case {"type": str(kind)} if kind not in (*_KINDS, "allowed_tools"):
                 raise refuse(
                     f"tool_choice = {excerpt(value)}: a tool of type {excerpt(kind)} is not run here. Only functions "

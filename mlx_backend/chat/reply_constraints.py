@@ -47,6 +47,14 @@ class ReplyConstraints:
         """Build what the first constrained reply would have to wait for. Raises GrammarError."""
         self._grammars.prepare()
 
+    def can_forbid_calls(self) -> bool:
+        """Whether the model can be told of tools that it is kept from calling."""
+        try:
+            self._grammars.no_calls()
+        except GrammarError:
+            return False
+        return True
+
     def grammar(self, request: ChatRequest) -> Spec | None:
         """Compile what the request asks for. Raises the RequestError that names the field that cannot be met."""
         calls = self._calls(request)
@@ -71,7 +79,7 @@ class ReplyConstraints:
             tokens=budget,
             reserve=limits.answer_reserve_of(request, max_tokens),
             message=limits.thinking_budget_message_of(request),
-            tools=request.tools,
+            tools=() if request.tool_choice.forbidden else request.tools,
         )
         if constraint is None or budget_constraint is None:
             return constraint or budget_constraint
@@ -79,6 +87,8 @@ class ReplyConstraints:
 
     def _calls(self, request: ChatRequest) -> Spec | None:
         choice = request.tool_choice
+        if choice.forbidden:
+            return self._grammars.no_calls() if request.tools and request.answer_format is None else None
         # A constrained answer alone would forbid calls.
         has_both = request.answer_format is not None and request.tools
         is_held = choice.required or choice.name is not None or choice.strict or choice.input_grammars

@@ -64,8 +64,12 @@ class InputGrammar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice:
-    """Which tool a reply must call: any if `required`, the one that is named, or none."""
+    """Which tool a reply must call: any if `required`, the one that is named, or none.
 
+    With `forbidden` it may call none, although its prompt tells of the tools as it does where they may be called.
+    """
+
+    forbidden: bool = False
     required: bool = False
     name: str | None = None
     allowed: frozenset[str] | None = None

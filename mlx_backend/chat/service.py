@@ -12,7 +12,7 @@ import copy
 import logging
 import threading
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlx_backend.byte_cache import CacheBudget
@@ -27,7 +27,7 @@ from mlx_backend.chat.recent_prompts import RecentPrompts, SentPrompt
 from mlx_backend.chat.reply import EchoedPrompt, RawText, Reply, ReplySetup
 from mlx_backend.chat.reply_constraints import ReplyConstraints
 from mlx_backend.chat.reply_group import start_replies
-from mlx_backend.chat.request import CompletionRequest, recognised
+from mlx_backend.chat.request import CompletionRequest, ToolChoice, recognised
 from mlx_backend.chat.request_images import RequestImages
 from mlx_backend.chat.superseded import SupersededReplies
 from mlx_backend.chat.tool_lists import ToolLists
@@ -332,7 +332,14 @@ class Service:
     def _accepted(self, request: ChatRequest, client: QueueClient) -> ChatRequest:
         """Return a client's request as it is answered."""
         request = replace(self._images.visible(self._recognised(request)), owner=client.name)
+        if request.tool_choice.forbidden and not self._can_forbid_calls:
+            return replace(request, tools=(), tool_paths=(), tool_choice=ToolChoice())
         return self._tool_lists.as_first_sent(request)
+
+    @cached_property
+    def _can_forbid_calls(self) -> bool:
+        """Whether a prompt may hold tools that the reply must not call."""
+        return "tool_choice" in self.description().capabilities and self._constraints.can_forbid_calls()
 
     def _recognised(self, request: ChatRequest) -> ChatRequest:
         wanted = request.background_detection
@@ -360,10 +367,11 @@ class Service:
         if request.raw:
             return RawText()
         # Not where the answer is JSON, and not where calls must match schemas: only their own form is held to them.
-        unwrapped = not (is_continued or request.answer_format or request.tool_choice.strict)
+        choice = request.tool_choice
+        unwrapped = not (is_continued or request.answer_format or choice.strict)
         return ChannelParser(
             self._dialect,
-            tools=ToolSet(request.tools, unwrapped=unwrapped),
+            tools=ToolSet(() if choice.forbidden else request.tools, unwrapped=unwrapped),
             opens_in=prompt.opens_in,
             special_tokens=self.engine.tokenizer.special_tokens,
         )

@@ -66,6 +66,7 @@ class BlockGrammar:
             if calls is not None and can_enforce(calls)
             else None
         )
+        self.can_forbid_calls = self.calls is not None and self.calls.opener is not None
         self.vocabulary = vocabulary
         self.matchers = matchers
         self.end_tokens = frozenset(vocabulary.ids[text] for text in vocabulary.ends)

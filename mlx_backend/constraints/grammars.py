@@ -122,6 +122,15 @@ class Grammars:
         plan = ReplyRules(allows_answer=not must_call, calls=calls, parallel=parallel)
         return Spec(self, plan, tuple(ignored))
 
+    def no_calls(self) -> Spec:
+        """Have the reply be an answer, whatever tools the model was told of.
+
+        Raises GrammarError where a call begins with no token of its own: it would be written as text.
+        """
+        if not self._grammar.can_forbid_calls:
+            raise GrammarError("Calls cannot be forbidden with this model: they begin as a text may.")
+        return Spec(self, ReplyRules())
+
     def start(self, plan: ReplyRules, opens_in: Channel | None, begun: str) -> Constraint:
         """Start constraining a reply (see `Spec.start`)."""
         self._vocabulary.build()

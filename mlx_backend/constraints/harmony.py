@@ -56,6 +56,8 @@ def has_required_tokens(control_tokens: Set[str], _end_tokens: Set[str]) -> bool
 class HarmonyGrammar:
     """The replies of one model that speaks Harmony."""
 
+    can_forbid_calls = True  # their headers differ
+
     def __init__(self, vocabulary: Vocabulary, matchers: Matchers) -> None:
         if missing := [marker for marker in REQUIRED_MARKERS if marker not in vocabulary.ids]:
             raise GrammarError(

@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 
 
 class ReplyGrammar(Protocol):
-    """The shape of one model's replies."""
+    """The shape of one model's replies.
+
+    `can_forbid_calls` is whether no call can be written where the rules know of none.
+    """
+
+    can_forbid_calls: bool
 
     def call_rule(self, at: int, name: str, parameters: Schema, *, strict: bool, what: str) -> Rule:
         """Return the rule of the calls of one tool, the `at`-th of a request; `what` names it in errors.

@@ -59,3 +59,20 @@ def test_a_family_of_blocks_whose_calls_cannot_be_enforced_has_its_answers_const
     assert mask[brace // 32] >> brace % 32 & 1
     with pytest.raises(GrammarError, match="its format of calls cannot be enforced yet"):
         grammars.tool_calls([{"type": "function", "function": {"name": "f"}}], required=True)
+
+
+@pytest.mark.parametrize("is_token", [True, False])
+def test_calls_can_be_forbidden_where_they_begin_with_a_token_of_their_own(is_token: bool) -> None:
+    markers = ("<think>", "</think>", "<|im_end|>", *(("<tool_call>", "</tool_call>") if is_token else ()))
+    tokenizer = ByteTokenizer(markers, None)
+    grammars = Grammars(tokenizer, DIALECTS["hermes-json"])
+    if not is_token:
+        with pytest.raises(GrammarError, match="begin as a text may"):
+            grammars.no_calls()
+        return
+    mask = grammars.no_calls().start().allowed_mask()
+    assert mask is not None
+    allowed = [
+        text for token, text in tokenizer.special_tokens.items() if mask[token // 32] >> token % 32 & 1
+    ]
+    assert allowed == ["<think>", "<|im_end|>"]

@@ -89,8 +89,6 @@ class MessagesBody(ConversationBody):
             if name not in deferred or name in conversation.defined
         }
         callable_tools = [name for name in known if name not in conversation.removed]
-        if self._choice_type() == "none":
-            known = {}
         return ChatRequest(
             messages=with_media_as_parts(conversation.messages),
             images=conversation.images,
@@ -131,7 +129,7 @@ class MessagesBody(ConversationBody):
             case "auto":
                 return ToolChoice(strict=strict, allowed=allowed)
             case "none":
-                return ToolChoice()
+                return ToolChoice(forbidden=True)
             case "any":
                 return ToolChoice(required=True, strict=strict, allowed=allowed)
             case "tool":

@@ -193,7 +193,7 @@ class OllamaChatBody(OllamaBody):
 
     def request(self) -> ChatRequest:
         """Return the request for the chat service."""
-        tools, choice = (self.tools or Tools()).choice(self.tool_choice)
+        tools = self.tools or Tools()
         messages = self.messages or []
         messages, images = _conversation(messages, [f"messages[{at}]." for at in range(len(messages))])
         return ChatRequest(
@@ -201,7 +201,7 @@ class OllamaChatBody(OllamaBody):
             images=images,
             tools=tools.functions,
             tool_paths=tools.paths,
-            tool_choice=choice,
+            tool_choice=tools.choice(self.tool_choice),
             **self._reply(),
         )
 

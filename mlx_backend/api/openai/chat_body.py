@@ -283,7 +283,7 @@ class ChatBody(ConversationBody, GenerationBody):
         messages = with_media_as_parts([with_function_calls(message) for message in self.messages])
         _check_contents(messages)
         messages, images = take_images(messages)
-        tools, choice = (self.tools or Tools()).choice(self.tool_choice)
+        tools = self.tools or Tools()
         return ChatRequest(
             messages=messages,
             images=images,
@@ -294,7 +294,7 @@ class ChatBody(ConversationBody, GenerationBody):
             logprobs=self._logprobs(),
             role_mapping=self.role_mapping,
             answer_format=self._answer_format(),
-            tool_choice=choice,
+            tool_choice=tools.choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             continue_last=self.continue_final_message is not False,
             add_generation_prompt=self.add_generation_prompt is not False,

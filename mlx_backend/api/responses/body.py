@@ -115,17 +115,16 @@ class ResponsesBody(ConversationBody):
         if not any(message["role"] != "system" for message in conversation.messages):
             raise refuse("input is missing: send a text, or a list of items.", "input")
         tools = self.tools or Tools()
-        usable, choice = tools.choice(self.tool_choice)
         return ParsedRequest(
             ChatRequest(
                 messages=with_media_as_parts(conversation.messages),
                 images=conversation.images,
-                tools=usable.functions,
-                tool_paths=usable.paths,
+                tools=tools.functions,
+                tool_paths=tools.paths,
                 max_tokens=self.max_output_tokens,
                 logprobs=self.top_logprobs if self.wants_logprobs else None,
                 answer_format=self._answer_format(),
-                tool_choice=choice,
+                tool_choice=tools.choice(self.tool_choice),
                 parallel_tool_calls=self.parallel_tool_calls is not False,
                 is_last_complete=conversation.is_last_complete,
                 **self.common("input", "instructions"),

@@ -6,7 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from scripted_engine import ScriptedEngine
+from byte_tokenizer import ByteTokenizer
+from scripted_engine import HARMONY_MARKERS, HARMONY_TEMPLATE, ScriptedEngine
 from scripted_server import ANSWER, CALL, CHAT, USER, WEATHER, answered, client_of, message, streamed
 
 from mlx_backend.conversation.effort import Effort
@@ -132,8 +133,23 @@ def test_a_call_of_a_custom_tool_that_is_cut_is_no_call() -> None:
     ["none", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}],
     ids=["none", "none allowed"],
 )
-def test_tool_choice_none_removes_the_tools(engine: ScriptedEngine, client: Client, choice: Any) -> None:
-    assert "tool_calls" not in message(client, tools=[WEATHER], tool_choice=choice)
+def test_tool_choice_none_leaves_the_tools_in_the_prompt_and_forbids_calls(choice: Any) -> None:
+    tokenizer = ByteTokenizer(HARMONY_MARKERS, HARMONY_TEMPLATE)
+    with ScriptedEngine(lambda _: CALL, tokenizer=tokenizer) as engine:
+        client = client_of(engine)
+        assert "tool_calls" in message(client, tools=[WEATHER])
+        assert "tool_calls" not in message(client, tools=[WEATHER], tool_choice=choice)
+        may_call, may_not = engine.requests
+        assert may_not.request.prompt == may_call.request.prompt
+        assert not {"<|call|>", "<|constrain|>"} & {
+            engine.tokenizer.decode([token]) for token in may_not.written
+        }
+
+
+def test_where_calls_cannot_be_forbidden_tool_choice_none_removes_the_tools(
+    engine: ScriptedEngine, client: Client
+) -> None:
+    assert "tool_calls" not in message(client, tools=[WEATHER], tool_choice="none")
     assert "weather" not in engine.requests[-1].prompt
 
 
