@@ -3,13 +3,14 @@ PYTHON ?=
 VENV := .venv
 VENV_DIFY := .venv-dify
 VENV_PLUGIN := .venv-plugin
+VENV_DOCS := .venv-docs
 RUN := $(VENV)/bin/python
 # What packs the plugin: .venv where it is, else an environment with what the plugin needs alone, which is not MLX.
 PACKING := $(if $(wildcard $(VENV)/.ready),$(VENV),$(VENV_PLUGIN))
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vision demo test test-dify test-clients fuzz soak check format plugin debug bench matrix mac-report models docs lock clean
+.PHONY: help setup vision demo test test-dify test-clients fuzz soak check format plugin release docs-site debug bench matrix mac-report models docs lock clean
 
 # $(call python_below,15): the Python to use, of 3.12 or newer but below 3.15: the one that PYTHON names, or the first found.
 python_below = $(shell for p in $(or $(PYTHON),python3.12 python3.13 python3.14 python3); do \
@@ -132,6 +133,20 @@ $(VENV_PLUGIN)/.ready: requirements.lock .ci/install.py
 		echo "What the plugin needs could not be installed; pip says why above. Can the package index be reached?"; exit 1; }
 	@touch $@
 
+release: $(VENV)/.ready-dev ## build wheel, sdist and plugin, try them, tag, and say what to upload (ARGS=--dry-run: without a tag)
+	@$(RUN) .ci/release.py $(ARGS)
+
+docs-site: $(VENV_DOCS)/.ready ## write docs/ as a site with a search into build/docs/site (installs the generator into $(VENV_DOCS))
+	@$(VENV_DOCS)/bin/python .ci/site/build.py
+
+$(VENV_DOCS)/.ready: .ci/site/requirements.txt
+	$(find_python)
+	@echo "Installing the site's generator into $(VENV_DOCS) (once; half a minute) …"
+	@$(call python_below,15) -m venv $(VENV_DOCS)
+	@$(VENV_DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r $< || { \
+		echo "The generator could not be installed; pip says why above."; exit 1; }
+	@touch $@
+
 debug: $(VENV)/.ready ## run the plugin from this clone in a Dify elsewhere (URL=HOST:5003 KEY=… from Dify's Plugins page)
 	@test -n "$(URL)" -a -n "$(KEY)" || { echo "Say where: make debug URL=HOST:5003 KEY=… (Dify's Plugins page, the bug icon at the top)"; exit 1; }
 	@$(RUN) -c 'import socket, sys; socket.create_connection(sys.argv[1].rsplit(":", 1), 5)' "$(URL)" 2>/dev/null || { \
@@ -160,4 +175,4 @@ lock: $(VENV)/.ready-dev ## write requirements.lock anew (ARGS=--upgrade: with t
 	$(RUN) .ci/lock.py $(ARGS)
 
 clean: ## remove what the other commands made
-	rm -rf $(VENV) $(VENV_DIFY) $(VENV_PLUGIN) .clients dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV_DIFY) $(VENV_PLUGIN) $(VENV_DOCS) .clients dist build .mypy_cache .ruff_cache .pytest_cache
