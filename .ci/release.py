@@ -1,6 +1,6 @@
 """Build what a version is published as, try it as a stranger would, tag the commit, and say what to upload.
 
-`make release` runs it. Nothing leaves this machine, and a tag is the last thing that is made: `git tag -d` undoes it. With
+`make release` runs it. Nothing leaves this machine, and the tag is made last; `git tag -d` takes it back. With
 --dry-run there is no tag, and what a release still lacks is printed and not refused.
 """
 
@@ -26,7 +26,9 @@ SCRIPT = "mlx-backend"
 def run(*command: object, cwd: Path = ROOT) -> str:
     """Return what a command prints. Exits with that, if it fails."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(list(map(str, command)), cwd=cwd, env=clean, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=clean, check=False, capture_output=True, text=True
+    )
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}\nNothing was released.")
     return done.stdout.strip()
@@ -38,8 +40,11 @@ def lacking(version: str, source: str | None) -> list[str]:
     unreleased = re.search(r"^## \[Unreleased\]\n(.*?)(?=^## )", changelog, re.MULTILINE | re.DOTALL)
     found = {
         "pyproject.toml has no address: set Source in [project.urls] to where this is published": not source,
-        f"CHANGELOG.md has no section [{version}]": not re.search(rf"^## \[{re.escape(version)}\]", changelog, re.M),
-        f"CHANGELOG.md has lines under [Unreleased]: move them to [{version}]": unreleased and unreleased[1].strip(),
+        f"CHANGELOG.md has no section [{version}]": not re.search(
+            rf"^## \[{re.escape(version)}\]", changelog, re.M
+        ),
+        f"CHANGELOG.md has lines under [Unreleased]: move them to [{version}]": unreleased
+        and unreleased[1].strip(),
         f"manifest.yaml is not of version {version}": f"\nversion: {version}\n"
         not in (ROOT / "manifest.yaml").read_text(encoding="utf-8"),
         "there are changes that are not committed": run("git", "status", "--porcelain"),
@@ -70,9 +75,19 @@ def try_wheel(wheel: Path, expected: str) -> None:
         elsewhere = Path(folder)
         run(sys.executable, "-m", "venv", elsewhere / "venv")
         command = elsewhere / "venv/bin" / SCRIPT
-        run(elsewhere / "venv/bin/python", "-m", "pip", "install", "--disable-pip-version-check", "--quiet", wheel)
+        run(
+            elsewhere / "venv/bin/python",
+            "-m",
+            "pip",
+            "install",
+            "--disable-pip-version-check",
+            "--quiet",
+            wheel,
+        )
         if (said := run(command, "--version", cwd=elsewhere)) != f"{SCRIPT} {expected}":
-            sys.exit(f"What is installed from {wheel.name} says {said!r}, not {expected!r}. Nothing was released.")
+            sys.exit(
+                f"What is installed from {wheel.name} says {said!r}, not {expected!r}. Nothing was released."
+            )
         body = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
         (elsewhere / "request.json").write_text(json.dumps(body), encoding="utf-8")
         run(command, "render", "--model", "mlx-demo", elsewhere / "request.json", cwd=elsewhere)
@@ -84,7 +99,9 @@ def try_plugin(plugin: Path, expected: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(plugin) as packed:
             packed.extractall(folder)
-        show = "import sys; sys.path.insert(0, '.'); import mlx_backend; print(mlx_backend.version_and_commit())"
+        show = (
+            "import sys; sys.path.insert(0, '.'); import mlx_backend; print(mlx_backend.version_and_commit())"
+        )
         if (said := run(sys.executable, "-I", "-c", show, cwd=Path(folder))) != expected:
             sys.exit(f"{plugin.name} says {said!r}, not {expected!r}. Nothing was released.")
 

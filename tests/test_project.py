@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -115,6 +116,21 @@ def test_the_files_of_ours_that_pages_name_are_there() -> None:
         if not any(file.parts[-len(Path(named).parts) :] == Path(named).parts for file in files)
     ]
     assert missing == []
+
+
+def test_the_site_has_every_page_and_no_link_that_leads_out_of_it() -> None:
+    site = runpy.run_path(str(ROOT / ".ci/site/build.py"))
+    listed = set(
+        re.findall(r'"([\w/-]+\.md)"', (ROOT / ".ci/site/zensical.toml").read_text(encoding="utf-8"))
+    )
+    assert listed == set(site["PAGES"].values())
+    for source, page in site["PAGES"].items():
+        text = re.sub(
+            r"^( *)```.*?^\1```", "", site["staged"](source, page, None), flags=re.MULTILINE | re.DOTALL
+        )
+        linked = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
+        known = {f"{'../' * page.count('/')}{each}" for each in site["PAGES"].values()}
+        assert [each for each in linked if each not in known and "pictures/" not in each] == [], source
 
 
 def test_the_models_that_a_refusal_names_are_those_of_the_readme_and_fit_the_macs_it_says() -> None:

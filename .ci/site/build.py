@@ -1,7 +1,7 @@
 """Write docs/ as a site into build/docs/site: `make docs-site`, in an environment that has zensical.
 
-The pages are written for a clone, so that links work there and on the web. Here README becomes the first page, and links
-to files that are no pages lead to where the project is published, or are plain text while that is nowhere.
+The pages' links are those of a clone. Here README becomes the first page, and links to files that are no pages lead to
+where the project is published, or are plain text while that is nowhere.
 """
 
 import re
@@ -69,7 +69,7 @@ def main() -> int:
         text = staged(source, page, project.get("urls", {}).get("Source"))
         (STAGE / "pages" / page).write_text(text, encoding="utf-8")
     (STAGE / "zensical.toml").write_text(configuration, encoding="utf-8")
-    command = [Path(sys.executable).parent / "zensical", "build", "--clean", "--strict"]
+    command = [str(Path(sys.executable).parent / "zensical"), "build", "--clean", "--strict"]
     done = subprocess.run(command, cwd=STAGE, check=False)
     if done.returncode == 0:
         print(f"Open {ROOT / 'build/docs/site/index.html'} in a browser; no server is needed.")
