@@ -5,6 +5,7 @@
 """
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import sys
 import tarfile
 import tempfile
 import tomllib
+import urllib.request
 import zipfile
 from pathlib import Path
 
@@ -69,6 +71,29 @@ def build() -> list[Path]:
     return sorted(DIST.iterdir())
 
 
+def formula(version: str, source: str, sdist: Path) -> str:
+    """Return Homebrew's formula for a source distribution that is attached to the release of this version."""
+    text = (ROOT / ".ci/homebrew.rb").read_text(encoding="utf-8")
+    digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
+    for name, value in {"source": source, "version": version, "sdist": sdist.name, "sha256": digest}.items():
+        text = text.replace(f"{{{name}}}", value.rstrip("/"))
+    return text
+
+
+def chat(command: Path, folder: Path) -> str:
+    """Return what the demonstration model answers, served by this command."""
+    body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    with subprocess.Popen([command, "--port", "0"], cwd=folder, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = next(line.split()[-1] for line in server.stdout if line.startswith("Listening on "))
+            request = urllib.request.Request(f"{address}/v1/chat/completions", json.dumps(body).encode())
+            with urllib.request.urlopen(request, timeout=300) as response:
+                return str(json.load(response)["choices"][0]["message"]["content"])
+        finally:
+            server.terminate()
+
+
 def try_wheel(wheel: Path, expected: str) -> None:
     """Install the wheel into an environment of its own, and run the command in a folder that knows nothing of ours."""
     with tempfile.TemporaryDirectory() as folder:
@@ -88,9 +113,9 @@ def try_wheel(wheel: Path, expected: str) -> None:
             sys.exit(
                 f"What is installed from {wheel.name} says {said!r}, not {expected!r}. Nothing was released."
             )
-        body = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
-        (elsewhere / "request.json").write_text(json.dumps(body), encoding="utf-8")
-        run(command, "render", "--model", "mlx-demo", elsewhere / "request.json", cwd=elsewhere)
+        answer = chat(command, elsewhere)
+        if "Paris" not in answer:
+            sys.exit(f"What is installed from {wheel.name} answers {answer!r}. Nothing was released.")
         run(elsewhere / "venv/bin/python", "-m", "pip", "check", cwd=elsewhere)
 
 
@@ -126,6 +151,8 @@ def main() -> int:
     print("Trying the wheel in an environment of its own …", flush=True)
     try_wheel(by_suffix[".whl"], stated)
     try_plugin(by_suffix[".difypkg"], stated)
+    if source:
+        (DIST / "mlx-backend.rb").write_text(formula(version, source, by_suffix[".gz"]), encoding="utf-8")
     if is_dry:
         print("Everything was built and works. Without --dry-run, the commit would be tagged now.")
     else:
@@ -138,6 +165,7 @@ def main() -> int:
     print(f"  git push {source or 'ADDRESS'} v{version}")
     print(f"  gh release create v{version} dist/* --notes-from-tag")
     print(f"  uv publish {distributions}")
+    print("  dist/mlx-backend.rb to Formula/ of a Homebrew tap (untried)")
     print(f"  dist/{by_suffix['.difypkg'].name} to Dify's marketplace: docs/publishing.md")
     return 0
 

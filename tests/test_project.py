@@ -1,5 +1,6 @@
 """The project's files agree with each other."""
 
+import hashlib
 import os
 import re
 import runpy
@@ -116,6 +117,29 @@ def test_the_files_of_ours_that_pages_name_are_there() -> None:
         if not any(file.parts[-len(Path(named).parts) :] == Path(named).parts for file in files)
     ]
     assert missing == []
+
+
+def test_the_homebrew_formula_names_the_release_that_it_installs(tmp_path: Path) -> None:
+    (sdist := tmp_path / "a-1.2.3.tar.gz").write_bytes(b"sources")
+    text = runpy.run_path(str(ROOT / ".ci/release.py"))["formula"]("1.2.3", "https://example.com/a/b/", sdist)
+    assert 'url "https://example.com/a/b/releases/download/v1.2.3/a-1.2.3.tar.gz"' in text
+    assert f'sha256 "{hashlib.sha256(b"sources").hexdigest()}"' in text
+    assert 'homepage "https://example.com/a/b"' in text
+    assert re.findall(r"(?<!#)\{\w+\}", text) == []
+
+
+@pytest.mark.parametrize(
+    ("lacks", "sentence"),
+    [
+        ({}, "pyproject.toml has no address"),
+        ({"version": "9.9.9"}, "CHANGELOG.md has no section [9.9.9]"),
+        ({"version": "9.9.9"}, "manifest.yaml is not of version 9.9.9"),
+    ],
+)
+def test_a_release_says_what_it_lacks(lacks: dict[str, str], sentence: str) -> None:
+    lacking = runpy.run_path(str(ROOT / ".ci/release.py"))["lacking"]
+    stated = {"version": mlx_backend.__version__, "source": None, **lacks}
+    assert any(each.startswith(sentence) for each in lacking(**stated))
 
 
 def test_the_site_has_every_page_and_no_link_that_leads_out_of_it() -> None:

@@ -85,6 +85,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     models.write_text(
         f'[models.mlx-demo]\nmodel = "{MODEL_PATH}"\npinned = true\ntemperature = 0\n'
         '[models.mlx-demo-vision]\nmodel = "mlx-demo-vision"\ntemperature = 0\n'
+        '[models.mlx-demo-embedding]\nmodel = "mlx-demo-embedding"\n'
         f'[models."Qwen/Qwen3-Embedding-0.6B"]\nmodel = "{write_qwen_embedding(folder / "embedding")}"\n'
         f'[models."BAAI/bge-reranker-v2-m3"]\nmodel = "{write_ranking_roberta(folder / "rerank")}"\n'
     )
@@ -142,6 +143,33 @@ def test_each_curl_is_answered_as_printed(command: Command, address: str) -> Non
     assert done.returncode == 0, done.stderr
     assert command.output
     assert differences(command.output, done.stdout) == []
+
+
+def test_what_open_webui_is_told_has_documents_embedded_and_ranked(address: str) -> None:
+    [block] = [text for text in blocks(ROOT / "docs/open-webui.md", "sh") if "RAG_" in text]
+    told = dict(line.split("=", 1) for line in block.splitlines())
+    there = ("http://host.docker.internal:8080", address)
+
+    def post(url: str, **body: Any) -> Any:
+        posted = ["curl", "-s", "--fail-with-body", url.replace(*there), "-d", json.dumps(body)]
+        return json.loads(subprocess.run(posted, check=True, capture_output=True, text=True).stdout)
+
+    passages, question = (
+        ["Paris is the capital of France.", "Bread is baked in an oven."],
+        "capital of France",
+    )
+    field, model = told["RAG_EMBEDDING_PREFIX_FIELD_NAME"], told["RAG_EMBEDDING_MODEL"]
+    url = told["RAG_OPENAI_API_BASE_URL"] + "/embeddings"
+    stored = post(url, input=passages, model=model, **{field: told["RAG_EMBEDDING_CONTENT_PREFIX"]})["data"]
+    asked = post(url, input=[question], model=model, **{field: told["RAG_EMBEDDING_QUERY_PREFIX"]})["data"][0]
+    near, far = (
+        sum(a * b for a, b in zip(asked["embedding"], each["embedding"], strict=True)) for each in stored
+    )
+    assert near > far
+    ranking = {"query": question, "documents": passages, "top_n": 2}
+    ranked = post(told["RAG_EXTERNAL_RERANKER_URL"], model=told["RAG_RERANKING_MODEL"], **ranking)
+    assert {each["index"] for each in ranked["results"]} == {0, 1}
+    assert all("relevance_score" in each for each in ranked["results"])
 
 
 @pytest.mark.parametrize("fields", on_pages("json"))
