@@ -24,11 +24,15 @@ MAX_SHARE = 0.5
 class CacheBudget:
     """How many bytes several caches may hold together. A callable is called when the bytes are first needed.
 
-    A cache that is no longer referred to holds nothing.
+    What was used longest ago is evicted; with `from_largest`, that of the cache that holds most. A cache that is no
+    longer referred to holds nothing.
     """
 
-    def __init__(self, max_bytes: int | Callable[[], int] = DEFAULT_BYTES) -> None:
+    def __init__(
+        self, max_bytes: int | Callable[[], int] = DEFAULT_BYTES, *, from_largest: bool = False
+    ) -> None:
         self._max_bytes = max_bytes
+        self._from_largest = from_largest
         self._guard = threading.Lock()
         self._caches: WeakSet[ByteCache[Any, Any]] = WeakSet()
         self._uses = count()
@@ -54,7 +58,9 @@ class CacheBudget:
         """Evict what was used longest ago until all is within bounds. Call this with the lock held."""
         caches = list(self._caches)
         while sum(cache.nbytes for cache in caches) > self.max_bytes:
-            min(caches, key=lambda cache: cache._oldest_use())._drop_oldest()
+            largest = max(caches, key=lambda cache: cache.nbytes)
+            oldest = min(caches, key=lambda cache: cache._oldest_use())
+            (largest if self._from_largest else oldest)._drop_oldest()
 
 
 class ByteCache[K: Hashable, V]:

@@ -86,6 +86,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("POST", "/v1/responses", {"input": "hello", "stream": True, "reasoning": {"summary": "auto"}}),
     ("POST", "/v1/responses", {"input": [USER], "tools": [{"type": "function", "name": "f"}]}),
     ("POST", "/v1/responses/input_tokens", {"input": "hello"}),
+    ("POST", "/v1/responses/compact", {"input": "hello"}),
     ("GET", "/v1/responses/{response_id}", None),
     ("DELETE", "/v1/responses/{response_id}", None),
     ("POST", "/v1/responses/{response_id}/cancel", None),

@@ -10,6 +10,7 @@ from mlx_backend.api.openai.base import OPENAI
 from mlx_backend.api.openai.stream import ChatLogprobs
 from mlx_backend.api.responses import objects
 from mlx_backend.api.responses.body import ResponsesBody
+from mlx_backend.api.responses.compaction import ASKS_FOR_SUMMARY, CompactBody, CompactionWriter
 from mlx_backend.api.responses.store import ResponseStore
 from mlx_backend.api.responses.stream import ResponseWriter
 from mlx_backend.api.tools import echoed
@@ -29,6 +30,7 @@ def addresses() -> Addresses:
     """Return the addresses, with a store of their own."""
     api, responses = Addresses(OPENAI), Responses(ResponseStore())
     api.reply("/v1/responses", responses.create, ResponsesBody, objects.Response, objects.Event)
+    api.reply("/v1/responses/compact", responses.compact, CompactBody, objects.CompactedResponse, None)
     api.json("/v1/responses/input_tokens", responses.count, ResponsesBody, objects.InputTokens)
     path = "/v1/responses/<response_id>"
     api.resource("GET", path, responses.get, objects.Response)
@@ -69,6 +71,15 @@ class Responses:
     def _keep(self, response: dict[str, Any], parsed: ParsedRequest, owner: str) -> None:
         if response["store"]:
             self._store.put(response, parsed.items, parsed.previous, owner)
+
+    def compact(
+        self, body: CompactBody, service: Service, client: QueueClient
+    ) -> tuple[Reply, CompactionWriter]:
+        """Sum up a conversation of items."""
+        parsed = body.request(self._store, client.name, ASKS_FOR_SUMMARY)
+        reply = service.chat(parsed.chat, client)
+        before = [] if parsed.previous is None else parsed.previous.conversation()
+        return reply, CompactionWriter([*before, *parsed.items])
 
     def count(self, body: ResponsesBody, service: Service, client: QueueClient) -> objects.InputTokens:
         """Count the tokens of a conversation of items."""

@@ -96,8 +96,13 @@ class ResponsesBody(ConversationBody):
         asked: Mapping[str, Any] | None = self.written.get("reasoning")
         return {} if asked is None else asked
 
-    def request(self, store: ResponseStore, owner: str) -> ParsedRequest:
-        """Return the request for the chat service, and what of it the response needs. Raises ApiError."""
+    def request(
+        self, store: ResponseStore, owner: str, final: Mapping[str, Any] | None = None
+    ) -> ParsedRequest:
+        """Return the request for the chat service, and what of it the response needs. Raises ApiError.
+
+        With a `final` item it is that which is answered, by a text of any form.
+        """
         if not isinstance(self.asked_reasoning, Mapping):
             raise refuse(f"reasoning: must be an object, not {excerpt(self.asked_reasoning)}.", "reasoning")
         previous = None
@@ -115,6 +120,8 @@ class ResponsesBody(ConversationBody):
         if not any(message["role"] != "system" for message in conversation.messages):
             raise refuse("input is missing: send a text, or a list of items.", "input")
         tools = self.tools or Tools()
+        if final is not None:
+            conversation.add(final, "input")
         return ParsedRequest(
             ChatRequest(
                 messages=with_media_as_parts(conversation.messages),
@@ -123,8 +130,8 @@ class ResponsesBody(ConversationBody):
                 tool_paths=tools.paths,
                 max_tokens=self.max_output_tokens,
                 logprobs=self.top_logprobs if self.wants_logprobs else None,
-                answer_format=self._answer_format(),
-                tool_choice=tools.choice(self.tool_choice),
+                answer_format=self._answer_format() if final is None else None,
+                tool_choice=tools.choice(self.tool_choice if final is None else "none"),
                 parallel_tool_calls=self.parallel_tool_calls is not False,
                 is_last_complete=conversation.is_last_complete,
                 **self.common("input", "instructions"),

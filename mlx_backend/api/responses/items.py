@@ -3,6 +3,7 @@
     message                                  a message, its parts as texts and images
     reasoning, message, function_call, …     what the model said until somebody else speaks: one message of its
     function_call_output, …                  the result of a call
+    compaction                               the summary of what came before, as something that the user says
 
 Reasoning comes back as its text, as `encrypted_content` that was sealed here, or as a summary that is its text. Knows
 no tools but their names; raises the ApiError that names the item.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 
 _ROLES = ("user", "system", "developer", "assistant")
+_SUMMARY = "The conversation before this was shortened. This is what you had written down of it:"
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 
 
@@ -62,10 +64,14 @@ class ItemConversation:
                 call_id = _text(item, "call_id", where)
                 content = self._content(item.get("output"), f"{where}.output")
                 self._other({"role": "tool", "tool_call_id": call_id, "content": content})
+            case "compaction":
+                text = _unsealed(_text(item, "encrypted_content", where), where)
+                self._other({"role": "user", "content": f"{_SUMMARY}\n\n{text}"})
             case unknown:
                 raise refuse(
                     f"{where}.type = {excerpt(unknown)}: there are no items of that type here. Send message, "
-                    "reasoning, function_call, function_call_output, custom_tool_call or custom_tool_call_output.",
+                    "reasoning, function_call, function_call_output, custom_tool_call, custom_tool_call_output or "
+                    "compaction.",
                     f"{where}.type",
                     "unsupported_value",
                 )
@@ -175,20 +181,24 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
                 f"{where}.{name}: must be a list of parts, not {json_type(parts)}.", f"{where}.{name}"
             )
         if name == "summary" and (sealed := _text(item, "encrypted_content", where, default="")):
-            try:
-                return unseal(sealed)
-            except NotSealedHere:
-                raise refuse(
-                    f"{where}.encrypted_content was not made by this server, or was changed: it cannot be read. Leave "
-                    "the item out.",
-                    f"{where}.encrypted_content",
-                    "invalid_encrypted_content",
-                ) from None
+            return _unsealed(sealed, where)
         if isinstance(parts, list):
             texts = [part["text"] for part in parts if isinstance(part, Mapping) and _has_text(part)]
             if texts:
                 return "\n\n".join(texts)
     return ""
+
+
+def _unsealed(sealed: str, where: str) -> str:
+    try:
+        return unseal(sealed)
+    except NotSealedHere:
+        raise refuse(
+            f"{where}.encrypted_content was not made by this server, or was changed: it cannot be read. Leave the item "
+            "out.",
+            f"{where}.encrypted_content",
+            "invalid_encrypted_content",
+        ) from None
 
 
 def _has_text(part: Mapping[str, Any]) -> bool:

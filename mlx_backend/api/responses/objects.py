@@ -237,6 +237,34 @@ class InputTokens(TypedDict):
     input_tokens: int
 
 
+class UserMessage(TypedDict):
+    """A message of the user's, as it was."""
+
+    id: str
+    type: Literal["message"]
+    status: Literal["completed"]
+    role: Literal["user"]
+    content: list[dict[str, Any]]
+
+
+class CompactionItem(TypedDict):
+    """What the model has written down of a conversation, as an opaque text."""
+
+    id: str
+    type: Literal["compaction"]
+    encrypted_content: str
+
+
+class CompactedResponse(TypedDict):
+    """What a conversation is left with: the user's messages, and one item for the rest."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[UserMessage | CompactionItem]
+    usage: ResponseUsage
+
+
 class DeletedResponse(TypedDict):
     """A response that is no longer stored."""
 

@@ -1,12 +1,14 @@
 """Responses that clients may refer to again, in bounded memory and for a bounded time.
 
-Each belongs to who sent the request (an API key, or an address where there are none): nobody else can read it. What is
-older than TIME_TO_LIVE is gone, and so is what was used longest ago where there is no room. Knows no models.
+Each belongs to its owner, who sent the request (an API key, or an address where there are none): nobody else can read
+it. What is older than TIME_TO_LIVE is gone. Where there is no room, what was used longest ago of the owner that holds
+most gives way: nobody can push out the responses of others who hold less. Knows no models.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from dataclasses import dataclass
 from sys import getsizeof
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
 
 MAX_BYTES = 128 << 20
-"""Of all that is stored. One response may be half of it."""
+"""Of all that is stored. One owner's may be half of it."""
 TIME_TO_LIVE = 4 * 3600.0
 """Seconds."""
 
@@ -37,7 +39,6 @@ class StoredResponse:
     written_input: bytes
     item_ids: frozenset[str]
     previous: StoredResponse | None
-    owner: str
     expires: float
     nbytes: int
 
@@ -66,9 +67,19 @@ class StoredResponse:
 class ResponseStore:
     """The stored responses of all clients. Safe to use from any thread. `clock` returns seconds."""
 
-    def __init__(self, max_bytes: int = 2 * MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
-        self._responses: ByteCache[str, StoredResponse] = ByteCache(CacheBudget(max_bytes))
+    def __init__(self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+        self._budget = CacheBudget(max_bytes, from_largest=True)
+        self._owners: dict[str, ByteCache[str, StoredResponse]] = {}
+        self._guard = threading.RLock()
         self._clock = clock
+
+    def _of(self, owner: str) -> ByteCache[str, StoredResponse]:
+        """Return an owner's responses. Owners who have none any more are forgotten."""
+        with self._guard:
+            if owner not in self._owners:
+                self._owners = {name: each for name, each in self._owners.items() if len(each)}
+                self._owners[owner] = ByteCache(self._budget)
+            return self._owners[owner]
 
     def put(
         self,
@@ -85,16 +96,15 @@ class ResponseStore:
         nbytes = len(written) + len(written_input) + getsizeof(ids) + sum(map(getsizeof, ids))
         total = nbytes + (previous.nbytes if previous is not None else 0)
         expires = self._clock() + TIME_TO_LIVE
-        stored = StoredResponse(written, written_input, ids, previous, owner, expires, total)
-        self._responses.put(response["id"], stored, total)
+        stored = StoredResponse(written, written_input, ids, previous, expires, total)
+        with self._guard:  # or an owner who has none yet may be forgotten
+            self._of(owner).put(response["id"], stored, total)
 
     def get(self, identifier: str, owner: str, *, field: str = "response_id") -> StoredResponse:
         """Return a response. Raises the ApiError (404) if there is none of this client's."""
-        stored = self._responses.find(identifier)
-        if stored is not None and stored.expires < self._clock():
-            self._responses.drop(identifier)
-            stored = None
-        if stored is None or stored.owner != owner:
+        stored = self._of(owner).find(identifier)
+        if stored is None or stored.expires < self._clock():
+            self._of(owner).drop(identifier)
             raise ApiError(
                 404,
                 f"There is no response {excerpt(identifier)} any more. Responses are kept for "
@@ -108,16 +118,14 @@ class ResponseStore:
     def delete(self, identifier: str, owner: str) -> None:
         """Forget a response. Raises what `get` raises."""
         self.get(identifier, owner)
-        self._responses.drop(identifier)
+        self._of(owner).drop(identifier)
 
     def items(self, identifiers: Set[str], owner: str) -> dict[str, Mapping[str, Any]]:
         """Return those of this client's items that have these ids; of two with one id the newer."""
         return {
             item["id"]: item
-            for stored in self._responses.values()
-            if stored.owner == owner
-            and stored.expires >= self._clock()
-            and not identifiers.isdisjoint(stored.item_ids)
+            for stored in self._of(owner).values()
+            if stored.expires >= self._clock() and not identifiers.isdisjoint(stored.item_ids)
             for item in (*stored.response["output"], *stored.input)
             if isinstance(item.get("id"), str) and item["id"] in identifiers
         }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseCompactionItem, ResponseStreamEvent, ResponseUsage
 from pydantic import TypeAdapter
 from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER, CALL, client_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from werkzeug.test import Client
 
 PATH = "/v1/responses"
+COMPACT = f"{PATH}/compact"
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 PATCH = {"type": "custom", "name": "patch", "description": "Changes a file."}
 CUSTOM_CALL = (
@@ -295,6 +297,63 @@ def test_an_item_is_referred_to_once(client: Client) -> None:
     refused = client.post(PATH, json={"input": [reference, {"role": "user", "content": "x"}, reference]})
     assert refused.status_code == 400
     assert refused.get_json()["error"]["param"] == "input[2].id"
+
+
+def test_a_conversation_is_compacted_and_goes_on_from_what_the_model_wrote_down(
+    client: Client, prompts: Prompts
+) -> None:
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "What is the capital?"},
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+        {"role": "user", "content": [{"type": "input_text", "text": "Of France."}]},
+    ]
+    text = {"format": {"type": "json_object"}}
+    response = client.post(COMPACT, json={"input": items, "tools": [WEATHER], "text": text})
+    assert response.status_code == 200, response.get_data(as_text=True)
+    compacted = response.get_json()
+    assert compacted["object"] == "response.compaction"
+    *users, summary = compacted["output"]
+    assert [each["content"][0]["text"] for each in users] == ["What is the capital?", "Of France."]
+    ResponseCompactionItem.model_validate(summary, strict=True)
+    ResponseUsage.model_validate(compacted["usage"], strict=True)
+    assert "rain" in prompts.pop()
+    again = {"role": "user", "content": "And now?"}
+    created(client, [*compacted["output"], again])
+    prompt = prompts.pop()
+    assert re.search(
+        "What is the capital.*Of France.*written down of it.*One moment.*And now", prompt, re.S
+    )
+    assert "rain" not in prompt
+
+
+def test_a_stored_conversation_is_compacted_by_its_id(client: Client) -> None:
+    first = created(client, "Which city?")
+    response = client.post(COMPACT, json={"previous_response_id": first["id"]})
+    *users, summary = response.get_json()["output"]
+    assert [each["content"][0]["text"] for each in users] == ["Which city?"]
+    assert summary["type"] == "compaction"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code"),
+    [
+        ({"max_output_tokens": 12}, 422, "compaction_failed"),
+        ({"stream": True}, 400, "unsupported_value"),
+        ({"input": []}, 400, None),
+        (
+            {"input": [{"type": "compaction", "encrypted_content": "made up"}]},
+            400,
+            "invalid_encrypted_content",
+        ),
+    ],
+)
+def test_what_cannot_be_compacted_is_refused(
+    client: Client, fields: dict[str, Any], status: int, code: str | None
+) -> None:
+    response = client.post(COMPACT, json={"input": "hello", **fields})
+    assert (response.status_code, response.get_json()["error"]["code"]) == (status, code)
 
 
 def test_the_tokens_of_a_prompt_are_counted(client: Client) -> None:

@@ -73,6 +73,21 @@ def test_what_was_used_longest_ago_makes_room() -> None:
     assert [has(store, name) for name in ("r1", "r2", "r3", "r4")] == [True, False, True, True]
 
 
+def test_nobody_pushes_out_the_responses_of_who_holds_less() -> None:
+    store = ResponseStore()
+    put(store, "mine", owner="a")
+    size = store.get("mine", "a").nbytes
+    store = ResponseStore(max_bytes=10 * size)
+    put(store, "mine", owner="a")
+    for number in range(100):
+        for owner in ("flood1", "flood2", "flood3"):
+            put(store, f"r{number}", owner=owner)
+    assert has(store, "mine", owner="a")
+    assert (
+        sum(has(store, f"r{at}", owner) for at in range(100) for owner in ("flood1", "flood2", "flood3")) <= 9
+    )
+
+
 def test_a_conversation_outlives_its_first_response() -> None:
     store = ResponseStore()
     put(store, "r1")
