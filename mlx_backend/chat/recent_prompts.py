@@ -6,6 +6,7 @@ rendered or tokenised for that. Knows no engine: whether it still had what is th
 
 from __future__ import annotations
 
+import json
 from array import array
 from dataclasses import dataclass, field
 from sys import getsizeof
@@ -41,9 +42,14 @@ class PromptMatch:
 
 @dataclass(slots=True, eq=False)
 class SentPrompt:
-    """A client's prompt: hashes of what it says, and its tokens, to which those of the reply are added."""
+    """A client's prompt: hashes of what it says, and its tokens, to which those of the reply are added.
+
+    `session` is the client's own name for its conversation, `definitions` the tools of one that has a name, as JSON.
+    """
 
     owner: Hashable
+    session: str
+    definitions: str
     tools: int
     settings: int
     roles: Sequence[str]
@@ -63,14 +69,17 @@ class SentPrompt:
         tools: Sequence[Mapping[str, Any]],
         settings: Mapping[str, Any],
         tokens: Iterable[int],
+        session: str = "",
     ) -> SentPrompt:
         """Make one of a canonical history, and of what else the template was given."""
         return cls(
             owner,
+            session,
+            json.dumps(tools) if session and tools else "",
             hash(repr(tools)),
             hash(repr(settings)),
             [message["role"] for message in messages],
-            tuple(map(hash_of, messages)),
+            said(messages),
             tuple(hash(m.get(REASONING_CONTENT, "")) for m in messages),
             array(_INT, tokens),
         )
@@ -123,7 +132,8 @@ class SentPrompt:
     @property
     def nbytes(self) -> int:
         """About how much memory it takes."""
-        return sum(map(getsizeof, (self.tokens, self.said, self.reasoned, self.roles))) + 64 * len(self.said)
+        parts = (self.tokens, self.said, self.reasoned, self.roles, self.definitions)
+        return sum(map(getsizeof, parts)) + 64 * len(self.said)
 
 
 class RecentPrompts:
@@ -146,6 +156,11 @@ class RecentPrompts:
             self._prompts.drop(id(earlier))
         return prompt.match(earlier)
 
+    def of_session(self, owner: Hashable, session: str) -> SentPrompt | None:
+        """Return the last prompt with tools in a client's conversation of this name."""
+        prompts = reversed(self._prompts.values())
+        return next((p for p in prompts if p.owner == owner and p.session == session and p.definitions), None)
+
     def has(self, prompt: SentPrompt) -> bool:
         """Whether it is still one of the last: its conversation has not gone on."""
         return id(prompt) in self._prompts
@@ -156,6 +171,11 @@ class RecentPrompts:
         self._prompts.put(id(prompt), prompt, prompt.nbytes)
         for oldest in self._prompts.values()[:-MAX_PROMPTS]:
             self._prompts.drop(id(oldest))
+
+
+def said(messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """Return the hashes of what messages say."""
+    return tuple(map(hash_of, messages))
 
 
 def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:

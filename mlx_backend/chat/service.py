@@ -9,8 +9,10 @@ Knows no HTTP and no MLX: it takes frozen requests, raises errors that name a fi
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +25,7 @@ from mlx_backend.chat.infill import infill_format, infill_of
 from mlx_backend.chat.limits import ReplyLimits, TextSize
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.prompt import Prompt
-from mlx_backend.chat.recent_prompts import RecentPrompts, SentPrompt
+from mlx_backend.chat.recent_prompts import RecentPrompts, SentPrompt, said
 from mlx_backend.chat.reply import EchoedPrompt, RawText, Reply, ReplySetup
 from mlx_backend.chat.reply_constraints import ReplyConstraints
 from mlx_backend.chat.reply_group import start_replies
@@ -191,6 +193,12 @@ class Service:
         """Build the prompt; return what starts each of n replies to it."""
         self._limits.check(request)
         request = self._accepted(request, client)
+        if (with_tools := self._with_tools_of_session(request)) is not None:
+            with suppress(RequestError):  # it may have room only as it was sent
+                return self._start(with_tools, client, n)
+        return self._start(request, client, n)
+
+    def _start(self, request: ChatRequest, client: QueueClient, n: int) -> ReplyStart:
         conversation = self._prompts.conversation(request)
         # Before rendering: what cannot be met is refused at once.
         if not self._limits.has_room_after(count := len(conversation.messages)):
@@ -209,6 +217,7 @@ class Service:
             request.tools,
             self._prompts.template_kwargs(request, conversation),
             prompt.tokens,
+            _session_of(request),
         )
         match = self._recent_prompts.match(sent)
         seen = images.known() if images is not None else None
@@ -314,6 +323,7 @@ class Service:
         """Build the prompt that `chat` would have the engine continue. Raises what `chat` raises about it."""
         self._limits.check(request)
         request = self._accepted(request, client)
+        request = self._with_tools_of_session(request) or request
         conversation = self._prompts.conversation(request)
         images = self._images.seen(request.images, conversation.messages)
         return self._prompts.prompt(request, conversation, images=images, size=self._tokenized_size)
@@ -335,6 +345,23 @@ class Service:
         if request.tool_choice.forbidden and not self._can_forbid_calls:
             return replace(request, tools=(), tool_paths=(), tool_choice=ToolChoice())
         return self._tool_lists.as_first_sent(request)
+
+    def _with_tools_of_session(self, request: ChatRequest) -> ChatRequest | None:
+        """Return a request that goes on with a conversation, but without its tools, with these, none to be called.
+
+        Agents send such a one to have the conversation summarised: without tools all of it would be prefilled anew.
+        Only where the client names the conversation, and says in so many words that there are no tools.
+        """
+        session = _session_of(request)
+        if not session or request.fields.get("tools") != [] or not self._can_forbid_calls:
+            return None
+        earlier = self._recent_prompts.of_session((request.owner, request.adapter), session)
+        if earlier is None:
+            return None
+        tools = json.loads(earlier.definitions)
+        request = replace(request, tools=tools, tool_choice=ToolChoice(forbidden=True))
+        messages = self._prompts.conversation(request).messages
+        return request if said(messages[: len(earlier.said)]) == earlier.said else None
 
     @cached_property
     def _can_forbid_calls(self) -> bool:
@@ -471,6 +498,12 @@ class Service:
             return None
         with Preparation(PREWARM_SECONDS).running():
             return self._prompts.next_turn(request, answer, images)
+
+
+def _session_of(request: ChatRequest) -> str:
+    """Return the client's own name for the conversation, "" if it has none."""
+    name = request.fields.get("prompt_cache_key")
+    return name if isinstance(name, str) else ""
 
 
 def _log_broken(calls: Iterable[ToolCall]) -> None:

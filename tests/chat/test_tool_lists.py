@@ -5,16 +5,22 @@ from __future__ import annotations
 import gc
 import json
 import tracemalloc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from byte_tokenizer import ByteTokenizer
 from chat_templates import QWEN_XML_MARKERS, qwen_xml
 from scripted_engine import ScriptedEngine
 
 from mlx_backend.chat.request import ChatRequest, ToolChoice
 from mlx_backend.chat.service import Service
 from mlx_backend.chat.tool_lists import ToolLists
+from mlx_backend.conversation.events import Event, Message
+from mlx_backend.conversation.parser import fold
 from mlx_backend.engine.base import QueueClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -138,3 +144,72 @@ def test_an_error_names_the_tool_where_its_client_has_put_it() -> None:
                 for each, path in zip(request.tools, request.tool_paths, strict=True)
             }
             assert paths["read"] == f"tools[{place}].function"
+
+
+# -- a conversation that goes on without its tools ---------------------------------------------------
+
+
+SESSION = {"prompt_cache_key": "a conversation"}
+TURN = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "Yes."}]
+SUMMARISE = {"role": "user", "content": "Summarise all of it."}
+CALL = "<tool_call>\n<function=ask>\n</function>\n</tool_call>"
+
+
+@pytest.fixture
+def session() -> Iterator[tuple[ScriptedEngine, Service]]:
+    """A model that calls a tool if it can, and answers otherwise; and a turn in a conversation with a name."""
+    tokenizer = ByteTokenizer(QWEN_XML_MARKERS, qwen_xml())
+    with ScriptedEngine(lambda _: f"Hm.\n</think>\n\n{CALL}Yes.<|im_end|>", tokenizer=tokenizer) as engine:
+        service = Service(engine)
+        asked(service, ChatRequest(messages=TURN[:1], tools=TOOLS, fields=SESSION))
+        yield engine, service
+
+
+def asked(service: Service, request: ChatRequest, client: QueueClient = CLIENT) -> Message:
+    reply = service.chat(request, client)
+    return fold(event for event in reply.events() if isinstance(event, Event.__value__))
+
+
+def test_what_an_agent_asks_without_tools_is_told_of_those_of_its_conversation_and_calls_none(
+    session: tuple[ScriptedEngine, Service],
+) -> None:
+    engine, service = session
+    request = ChatRequest(messages=[*TURN, SUMMARISE], fields={**SESSION, "tools": []})
+    counted = service.prompt(request, CLIENT)
+    message = asked(service, request)
+    before, now = engine.requests
+    assert now.prompt.startswith(before.prompt.partition("hello")[0])
+    assert "To ask." in now.prompt
+    assert tuple(counted.tokens) == tuple(now.request.prompt)
+    assert not message.tool_calls
+    assert "<tool_call>" not in message.content
+
+
+@pytest.mark.parametrize(
+    ("fields", "messages", "client"),
+    [
+        ({"prompt_cache_key": "another", "tools": []}, TURN, CLIENT),
+        ({"tools": []}, TURN, CLIENT),
+        (SESSION, TURN, CLIENT),
+        ({**SESSION, "tools": []}, [{"role": "user", "content": "A title for: hello"}], CLIENT),
+        ({**SESSION, "tools": []}, TURN, QueueClient("key b")),
+    ],
+    ids=["another name", "no name", "no word of tools", "another conversation", "another client"],
+)
+def test_any_other_request_without_tools_is_told_of_none(
+    session: tuple[ScriptedEngine, Service], fields: Any, messages: Any, client: QueueClient
+) -> None:
+    engine, service = session
+    asked(service, ChatRequest(messages=[*messages, SUMMARISE], fields=fields), client)
+    assert "To ask." not in engine.requests[-1].prompt
+
+
+def test_a_conversation_without_room_for_its_tools_is_answered_without_them() -> None:
+    tokenizer = ByteTokenizer(QWEN_XML_MARKERS, qwen_xml())
+    with ScriptedEngine(lambda _: "Yes.<|im_end|>", tokenizer=tokenizer, context_length=2_000) as engine:
+        service = Service(engine)
+        asked(service, ChatRequest(messages=TURN[:1], tools=TOOLS, fields=SESSION))
+        room = 2_000 - len(engine.requests[0].request.prompt)
+        long = {"role": "user", "content": "x" * room}
+        asked(service, ChatRequest(messages=[*TURN, long], fields={**SESSION, "tools": []}))
+        assert "To ask." not in engine.requests[-1].prompt

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.client("codex")
 GOAL = 0.985
 """The share of an agent's prompts that the server should have."""
 RESPONSES = "/v1/responses"
+COMPACTION = "CONTEXT CHECKPOINT COMPACTION"
+"""What Codex asks for where a conversation has become long."""
 PATCH = """\
 *** Begin Patch
 *** Update File: notes.txt
@@ -201,19 +203,24 @@ def test_a_stream_that_breaks_is_asked_again_with_what_was_done(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_long_conversation_is_compacted_and_goes_on(server: Serve, sandbox: Sandbox, family: str) -> None:
+    """It sends no tools then, and the prompt has them all the same: else all of it would be read anew."""
     model = FAMILIES[family]
-    summaries = []
+    steps = iter(commands(8, model))
 
-    def summarise(prompt: str) -> str:
-        summaries.append(prompt)
-        return model.says("So far: five steps.", thinking="What was it?")
+    def reply(prompt: str) -> str:
+        if COMPACTION in prompt[-8_000:]:
+            return model.says("So far: five steps.", thinking="What was it?")
+        return next(steps)
 
-    scripted = server(commands(8, model), family, without_tools=summarise)
+    scripted = server(reply, family)
     limit = 10_500 if family == "harmony" else 24_500
     events = codex(sandbox, scripted, "Go", model_auto_compact_token_limit=limit)
     assert [item["text"] for item in items(events, "agent_message")] == ["All is done."]
-    assert summaries
     assert "So far: five steps." in scripted.prompts[-1].prompt
+    asked = [exchange.json for exchange in scripted.requests(RESPONSES)]
+    compactions = [prompt for prompt, sent in zip(scripted.prompts, asked, strict=True) if not sent["tools"]]
+    assert compactions
+    assert min(each.repeated / len(each.request.prompt) for each in compactions) >= 0.9, scripted.misses()
 
 
 def test_a_prompt_that_is_too_long_is_told_in_the_words_it_knows(server: Serve, sandbox: Sandbox) -> None:
