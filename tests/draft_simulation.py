@@ -102,7 +102,8 @@ class SimulatedDevice:
         self._now = 0.0
         self._busy_until = 0.0
         self._interrupted = 0.0
-        self._drafting = Drafting(pacer(lambda: self._now)) if pacer is not None else None
+        self._pacer = pacer(lambda: self._now) if pacer is not None else None
+        self._drafting = Drafting(self._pacer) if self._pacer is not None else None
         self._running: list[Generated] = []
         self._is_merged = True
 
@@ -139,13 +140,11 @@ class SimulatedDevice:
         """Have a reply join the others."""
         drafter: Drafter = TextDrafter() if reply.right is None else SimulatedDrafter(self, reply)
         generated = Generated(reply, drafter, self._now - self._interrupted, list(reply.prompt))
-        if self._drafting is not None:
+        if self._drafting is not None and self._pacer is not None:
             if not self._running:
-                self._drafting = self._drafting.copy()  # another decoder
+                self._drafting = Drafting(self._pacer)  # another decoder
             self._drafting.forget_last_step()
         self._running.append(generated)
-        if self._drafting is not None:
-            self._set_merged(merged=not self._drafting.is_drafting(self._sequences))
         return generated
 
     @property
