@@ -11,8 +11,8 @@ from architectures import write
 from tolerances import check_replies
 
 MOST_USED = (
-    *("gpt_oss", "llama", "qwen3", "qwen3_5", "qwen3_moe", "gemma3_text", "gemma4_text"),
-    *("ministral3", "glm4_moe", "deepseek_v3", "lfm2", "nemotron_h", "mamba2"),
+    *("gpt_oss", "llama", "qwen3", "qwen3_5", "gemma3_text", "gemma4_text"),
+    *("glm4_moe", "deepseek_v3", "lfm2", "nemotron_h", "mamba2"),
 )
 
 

@@ -66,7 +66,7 @@ def test_replies_in_a_crowd_of_images_and_texts_are_those_alone(seeing: Seeing) 
     assert crowd == alone
 
 
-@pytest.mark.parametrize("size", [1, 3, 7, 23])
+@pytest.mark.parametrize("size", [1, 7])
 def test_chunks_of_any_size_change_nothing(seeing: Seeing, size: int) -> None:
     parts = LAYOUTS["two images"]
     expected = seeing.reply(seeing.request(*parts))

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.batch import MLXBatch
     from mlx_backend.images import Picture
 
-pytestmark = needs_mlx_vlm
+pytestmark = [
+    needs_mlx_vlm,
+    # Steps know no family: one with windows, one with positions in rows and columns, one with states.
+    pytest.mark.parametrize("folder", ["gemma3", "qwen3_vl", "qwen3_5"], indirect=True, scope="module"),
+]
 
 
 @pytest.fixture
