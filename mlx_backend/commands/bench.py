@@ -212,7 +212,7 @@ _count.__name__, _counts.__name__ = "number", "list of numbers"
 def run(arguments: argparse.Namespace) -> int:
     """Measure, and show it."""
     with closing(RunningServer.of(arguments)) as running:
-        if arguments.url is not None or (running.is_running() and _has(running, arguments.model)):
+        if arguments.url or (running.is_running() and _has(running, arguments.model)):
             return _measure(running, arguments.model, arguments)
     with own_server(["--model", arguments.model] if arguments.model else []) as server:
         return _measure(server, None, arguments)

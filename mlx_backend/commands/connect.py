@@ -1,11 +1,12 @@
 """`mlx-backend connect CLIENT`: what a client needs to use the server, with its address and model; and writes it.
 
 What is said stands in mlx_backend/clients.py. With `--write` it is merged into the client's own file: what else is in
-the file stays, comments too where the format's library keeps them. Nothing is written that was not shown before.
+the file stays, comments too. Nothing is written that was not shown before.
 """
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import os
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.clients import CLIENTS, KEY_VARIABLE, UNUSED, ServerAccess
 from mlx_backend.commands.errors import WRONG_USAGE, CommandError
+from mlx_backend.commands.json_edit import with_values
 from mlx_backend.commands.running_server import RunningServer, add_server_options
 from mlx_backend.commands.terminal import (
     add_json_option,
@@ -234,7 +236,7 @@ def merged(snippet: Snippet, before: str, text: str) -> str:
         case "toml":
             return _merged_toml(before, text)
         case "json":
-            return _merged_json(before, text)
+            return with_values(before, json.loads(text), _replaced)
     raise ValueError("what is in it cannot be kept")
 
 
@@ -249,22 +251,6 @@ def _merged_toml(before: str, text: str) -> str:
     return tomlkit.dumps(document)
 
 
-def _merged_json(before: str, text: str) -> str:
-    try:
-        value = json.loads(before)
-    except ValueError:
-        raise ValueError("it has comments, or is no JSON") from None
-    if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
-    unchanged = json.dumps(value)
-    _merge(value, json.loads(text))
-    if json.dumps(value) == unchanged:
-        return before
-    second = next((line for line in before.splitlines()[1:] if line.strip()), "")
-    indent = second[: len(second) - len(second.lstrip())] or "  "
-    return json.dumps(value, indent=indent, ensure_ascii=False) + "\n"
-
-
 def _merge(value: Any, new: Mapping[str, Any]) -> None:
     """Put values into a table: tables are merged, lists of tables by what names their tables, all else is replaced."""
     for name, wanted in new.items():
@@ -272,14 +258,27 @@ def _merge(value: Any, new: Mapping[str, Any]) -> None:
         if isinstance(there, dict) and isinstance(wanted, dict):
             _merge(there, wanted)
         elif _is_tables(there) and _is_tables(wanted):
-            for table in wanted:
-                same = [each for each in there if _identity(each) == _identity(table)]
-                if same:
-                    _merge(same[0], table)
-                else:
-                    there.append(table)
+            _merge_tables(there, wanted)
         elif there != wanted:
             value[name] = wanted
+
+
+def _merge_tables(there: list[Any], wanted: list[Any]) -> None:
+    for table in wanted:
+        same = [each for each in there if _identity(each) == _identity(table)]
+        if same:
+            _merge(same[0], table)
+        else:
+            there.append(table)
+
+
+def _replaced(old: Any, new: Any) -> Any:
+    """Return what comes in the place of a value: of lists of tables, both."""
+    if not (_is_tables(old) and _is_tables(new)):
+        return new
+    both = copy.deepcopy(old)
+    _merge_tables(both, new)
+    return both
 
 
 def _is_tables(value: Any) -> bool:

@@ -108,7 +108,7 @@ def test_a_table_of_a_list_is_known_by_its_name(served: RunningServer, home: Pat
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("opencode", "{broken", "is no JSON"),
+        ("opencode", '{"a": 1 // b', "is no JSON"),
         ("opencode", "[1]", "is no JSON object"),
         ("codex", "= broken", "it is no TOML"),
         ("continue", "name: mine\n", "what is in it cannot be kept"),
