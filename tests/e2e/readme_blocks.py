@@ -4,7 +4,6 @@
 ```json       fields of a chat request
 ```python     a program; `# …` after a print is what it prints
 ```toml       a models file
-```xml        a job for launchd
 ```sh         commands that need a network, several machines, or would change the clone: not run
 """
 

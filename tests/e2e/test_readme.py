@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import plistlib
 import re
-import shlex
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +25,6 @@ from mlx_backend.demo import MODEL_PATH
 from mlx_backend.device.machine import this_machine
 from mlx_backend.registry import config_file
 from mlx_backend.server import api_keys
-from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -266,19 +263,6 @@ def test_the_readme_stays_short_and_leads_to_every_page_of_docs() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 200
     assert [page.name for page in RUN[1:] if f"(docs/{page.name})" not in text] == []
-
-
-def test_the_file_for_launchd_is_one_and_starts_a_command_there_is() -> None:
-    (text,) = blocks(ROOT / "docs/mac.md", "xml")
-    job = plistlib.loads(text.encode())
-    program, *arguments = job["ProgramArguments"]
-    assert program.endswith("/.venv/bin/mlx-backend")
-    assert run(f"mlx-backend {shlex.join(arguments)} --help").returncode == 0
-    assert job["KeepAlive"] is True
-    assert job["ExitTimeOut"] > Settings().drain_seconds
-    page = (ROOT / "docs/mac.md").read_text(encoding="utf-8")
-    assert f"~/Library/LaunchAgents/{job['Label']}.plist" in page
-    assert f"gui/$(id -u)/{job['Label']}" in page
 
 
 def test_the_steps_for_a_real_dify_play_every_flow_there_is() -> None:
