@@ -19,7 +19,7 @@ from embedding_models import write_qwen_embedding, write_ranking_roberta
 from readme_blocks import Command, blocks, commands, differences
 from tour import server
 
-from mlx_backend.cli import COMMANDS
+from mlx_backend.commands.reference import commands_reference, settings_reference
 from mlx_backend.commands.start_lines import HINT_ELSEWHERE, HINT_ON_A_MAC
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.device.machine import this_machine
@@ -210,8 +210,8 @@ def test_the_debugging_commands_print_what_the_page_says(command: Command) -> No
 @pytest.fixture(scope="module")
 def options() -> set[str]:
     """Every option of `mlx-backend` and its commands."""
-    helps = (run(f"mlx-backend {command} --help").stdout for command in COMMANDS)
-    return set(re.findall(r"--[a-z][a-z-]+", "".join(helps))) | {"--version", "--help"}
+    told = commands_reference() + settings_reference()
+    return set(re.findall(r"--[a-z][a-z-]+", told)) | {"--version", "--help"}
 
 
 @pytest.mark.parametrize("page", READ, ids=name)
