@@ -1,7 +1,8 @@
 """What clients need to be told to use this server: what `connect`, docs/clients.md and the server's page show.
 
 A snippet is a text with placeholders: `{{url}}` (without /v1), `{{container_url}}` (the same, as a container sees it),
-`{{model}}`, `{{context}}`, `{{output}}` and `{{key}}`. Data and their filling; writes no files and asks no server.
+`{{model}}`, `{{context}}`, `{{output}}`, `{{sees}}` and `{{key}}`. Data and their filling; writes no
+files and asks no server.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ UNUSED: Final = "unused"
 MAX_OUTPUT: Final = 32_000
 """Tokens that clients are told to leave for an answer."""
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-_PLACEHOLDER = re.compile(r"\{\{(url|container_url|model|context|output|key|secret)\}\}")
+_PLACEHOLDER = re.compile(r"\{\{(url|container_url|model|context|output|sees|key|secret)\}\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class ServerAccess:
     url: str = "http://127.0.0.1:8080"
     model: str = "mlx-demo"
     context: int = 131_072
+    sees: bool = False
+    """Whether the model is shown images."""
     secret: str | None = UNUSED
 
     @property
@@ -77,6 +80,7 @@ def _fill(text: str, access: ServerAccess, language: Language = "text") -> str:
         "model": access.model,
         "context": str(access.context),
         "output": str(min(MAX_OUTPUT, access.context // 4)),
+        "sees": "true" if access.sees else "false",
         "secret": access.secret or "",
     }
     return _PLACEHOLDER.sub(lambda found: _quoted(values[found[1]], language), text)
@@ -381,7 +385,7 @@ alias = "local"
           {
             "name": "{{model}}",
             "max_tokens": {{context}},
-            "capabilities": {"tools": true, "images": false, "parallel_tool_calls": true}
+            "capabilities": {"tools": true, "images": {{sees}}, "parallel_tool_calls": true}
           }
         ]
       }

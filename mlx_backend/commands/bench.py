@@ -397,7 +397,7 @@ def remarks(about: dict[str, Any], rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-BAR, LABELS, LINE, WIDTH = 360, 90, 22, 720
+BAR, LABELS, LINE, WIDTH = 300, 90, 22, 760
 """The drawing's measures, in pixels."""
 
 

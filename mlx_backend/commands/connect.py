@@ -10,8 +10,10 @@ import copy
 import difflib
 import json
 import os
+import re
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +97,11 @@ def _list(*, as_json: bool) -> int:
         )
         return 0
     rows = [
-        (name, client.title, ", ".join(each.file for each in client.snippets if each.file))
+        (
+            name,
+            client.title if client.title != name else "",
+            ", ".join(each.file for each in client.snippets if each.file),
+        )
         for name, client in CLIENTS.items()
     ]
     print_table(("client", "", "--write puts it into"), rows)
@@ -129,7 +135,7 @@ def _access(arguments: argparse.Namespace) -> ServerAccess:
 def _access_to(server: RunningServer, arguments: argparse.Namespace) -> ServerAccess:
     key = arguments.key or os.environ.get(KEY_VARIABLE) or None
     secret = UNUSED if key is None else key if arguments.literal_key else None
-    model, context = arguments.model or "MODEL", ServerAccess().context
+    access = ServerAccess(url=server.url, model=arguments.model or "MODEL", secret=secret)
     if server.is_running():
         listed = [each for each in server.get("/v1/models").get("data", ()) if each.get("type") == "llm"]
         names = [each["id"] for each in listed]
@@ -140,7 +146,12 @@ def _access_to(server: RunningServer, arguments: argparse.Namespace) -> ServerAc
                 if names
                 else f"The server at {server.url} has no chat model."
             )
-        model, context = chosen["id"], chosen.get("context_length") or context
+        return replace(
+            access,
+            model=chosen["id"],
+            context=chosen.get("context_length") or access.context,
+            sees="vision" in chosen.get("capabilities", ()),
+        )
     else:
         print(
             f"No server answers at {server.url}: start one with `mlx-backend serve MODEL`. What follows is for "
@@ -151,24 +162,29 @@ def _access_to(server: RunningServer, arguments: argparse.Namespace) -> ServerAc
             raise CommandError(
                 "Say which model the client is to use with --model, or start the server first."
             )
-    return ServerAccess(url=server.url, model=model, context=context, secret=secret)
+    return access
 
 
 def _show(client: ClientSetup, access: ServerAccess) -> None:
     console().print(client.title, style="bold")
     if about := client.description(access):
-        console().print(about)
+        console().print(_plain(about))
     for snippet in client.snippets:
         console().print()
         if snippet.file:
             console().print(f"{snippet.file}:", style="dim")
         print(snippet.filled(access), end="")  # as it is: somebody copies it
     if remarks := client.remarks(access):
-        console().print(f"\n{remarks}")
+        console().print(f"\n{_plain(remarks)}")
     if access.secret is None:
         console().print(
             f"\nThe key is read from ${KEY_VARIABLE}: set it where the client is started.", style="dim"
         )
+
+
+def _plain(markdown: str) -> str:
+    """Return a text without what only Markdown needs."""
+    return re.sub(r"\*([^*]+)\*", r"\1", markdown)
 
 
 def _write(client: ClientSetup, access: ServerAccess, *, is_agreed: bool) -> int:

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlx_backend import __version__
+from mlx_backend import __version__, version_and_commit
 from mlx_backend.commands.errors import CommandError
 from mlx_backend.commands.running_server import KEY_VARIABLE, RunningServer, add_server_options
 from mlx_backend.commands.terminal import add_json_option, console, print_json
@@ -515,7 +515,7 @@ class ProblemReport:
         variables = sorted(name for name in os.environ if name.startswith(("MLX_", "HF_")))
         return cls(
             (
-                f"mlx-backend {__version__}, Python {platform.python_version()}, {platform.platform()}",
+                f"mlx-backend {version_and_commit()}, Python {platform.python_version()}, {platform.platform()}",
                 f"packages: {', '.join(versions)}",
                 *(f"{MARKS[each.state][0]} {each.about}: {each.found}" for each in findings),
                 f"variables that are set: {', '.join(variables) or 'none'}",
@@ -539,12 +539,18 @@ class ProblemReport:
 
 
 def _show(finding: Finding) -> None:
+    from rich.table import Table
     from rich.text import Text
 
     mark, colour = MARKS[finding.state]
-    console().print(Text.assemble((mark, colour), f" {finding.about:<12} ", finding.found))
+    lines = Table.grid(padding=(0, 1, 0, 0))
+    lines.add_column()
+    lines.add_column(min_width=12)
+    lines.add_column(overflow="fold")
+    lines.add_row(Text(mark, colour), finding.about, finding.found)
     if finding.cure:
-        console().print(Text.assemble(" " * 15, (f"→ {finding.cure}", colour)))
+        lines.add_row("", "", Text(f"→ {finding.cure}", colour))
+    console().print(lines)
 
 
 def _show_end(findings: list[Finding], report: ProblemReport) -> None:

@@ -322,9 +322,7 @@ def test_a_conversation_is_compacted_and_goes_on_from_what_the_model_wrote_down(
     again = {"role": "user", "content": "And now?"}
     created(client, [*compacted["output"], again])
     prompt = prompts.pop()
-    assert re.search(
-        "What is the capital.*Of France.*written down of it.*One moment.*And now", prompt, re.S
-    )
+    assert re.search("What is the capital.*Of France.*written down of it.*One moment.*And now", prompt, re.S)
     assert "rain" not in prompt
 
 
