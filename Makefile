@@ -10,7 +10,7 @@ PACKING := $(if $(wildcard $(VENV)/.ready),$(VENV),$(VENV_PLUGIN))
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vision demo test test-dify test-clients fuzz soak check format plugin release docs-site debug bench matrix mac-report models docs lock clean
+.PHONY: help setup vision demo test test-dify test-clients test-page fuzz soak check format plugin release docs-site debug bench matrix mac-report models docs lock clean
 
 # $(call python_below,15): the Python to use, of 3.12 or newer but below 3.15: the one that PYTHON names, or the first found.
 python_below = $(shell for p in $(or $(PYTHON),python3.12 python3.13 python3.14 python3); do \
@@ -63,7 +63,7 @@ demo: $(VENV)/.vision ## server, models and plugin together, driven as Dify driv
 	@$(RUN) tests/e2e/tour.py $(ARGS)
 
 test: $(VENV)/.ready-dev check ## the checks, and all tests except those on Dify's workflow engine and with real clients
-	$(RUN) -m pytest tests --ignore=tests/provider --ignore=tests/graphon --ignore=tests/clients -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(RUN) -m pytest tests --ignore=tests/provider --ignore=tests/graphon --ignore=tests/clients --ignore=tests/page -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 	$(RUN) -m pytest tests/provider -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-dify: $(VENV_DIFY)/.ready $(VENV)/.ready-dev ## chatflows on Dify's own workflow engine (installs it: 55 MB)
@@ -100,6 +100,13 @@ SDKS := $(wildcard tests/clients/sdks/*.txt)
 	@for sdks in $(SDKS); do folder=.clients/$$(basename $$sdks .txt); \
 		$(RUN) -m venv $$folder && $$folder/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $$sdks || { \
 		echo "The SDKs of $$sdks could not be installed; pip says why above."; exit 1; }; done
+	@touch $@
+
+test-page: $(VENV)/.ready-dev $(VENV)/.page ## the page in a real browser, offline (needs Chromium or Chrome; PICTURES=1: write those of docs/)
+	$(RUN) -m pytest tests/page -n auto --maxprocesses 2 $(ARGS)
+
+$(VENV)/.page: tests/page/requirements.txt
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	@touch $@
 
 fuzz: $(VENV)/.ready-dev ## requests, replies, histories and schemas drawn at random, for MINUTES=10 or until something fails

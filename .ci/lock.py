@@ -1,4 +1,4 @@
-"""Write requirements.lock and those of tests/graphon, tests/soak and tests/clients/sdks, or say whether one is stale.
+"""Write requirements.lock and those of tests/graphon, soak, page and clients/sdks, or say whether one is stale.
 
 A lock pins everything (for macOS and Linux at once) with hashes and without addresses. Its first line carries a digest
 of the requirements it was made from, so that staleness is seen without a network. Versions that are locked stay where
@@ -7,8 +7,8 @@ they fit what is required; with --upgrade the newest are taken.
 requirements.lock has four parts: what the plugin needs, and packing it; what the server needs as well; what developing
 needs as well; and the extra `vision`, of just what it names: mlx-vlm also requires 1.1 GB for training, audio, video
 and a server of its own, none of which is imported to see an image. What runs Dify's workflow engine (`make test-dify`)
-is an environment of its own, locked alike, and so is what `make soak` adds. The SDKs of `make test-clients` are locked
-without hashes, which would be ten times as long: an environment for each set whose requirements fit together.
+is an environment of its own, locked alike, and so is what `make soak` and `make test-page` add. The SDKs of `make
+test-clients` are lockedwithout hashes, which would be ten times as long: an environment for each set whose requirements fit together.
 """
 
 import argparse
@@ -31,12 +31,12 @@ BLOCK = re.compile(r"^([a-z0-9.-]+)==.*\n(?:[ ].*\n)*", re.MULTILINE)
 VISION = "vision"
 LOCK = ROOT / "requirements.lock"
 GRAPHON = ROOT / "tests/graphon"
-SOAK = ROOT / "tests/soak"
+ADDED = [ROOT / "tests/soak/requirements.txt", ROOT / "tests/page/requirements.txt"]
 SDKS = sorted((ROOT / "tests/clients/sdks").glob("*.in"))
 MADE_FROM = {
     LOCK: "the requirements in pyproject.toml",
     GRAPHON / "requirements.txt": "requirements.in without excluded.txt",
-    SOAK / "requirements.txt": "requirements.in",
+    **dict.fromkeys(ADDED, "requirements.in"),
     **{path.with_suffix(".txt"): path.name for path in SDKS},
 }
 
@@ -60,7 +60,7 @@ def stamps() -> dict[Path, str]:
         GRAPHON / "requirements.txt": b"".join(
             (GRAPHON / name).read_bytes() for name in ("requirements.in", "excluded.txt")
         ),
-        SOAK / "requirements.txt": (SOAK / "requirements.in").read_bytes(),
+        **{path: path.with_suffix(".in").read_bytes() for path in ADDED},
         **{path.with_suffix(".txt"): path.read_bytes() for path in SDKS},
     }
     return {
@@ -107,7 +107,7 @@ def main() -> int:
             made = compiled(required, "--python-version", "3.12", locked=locked, hashes=False)
         else:
             constrained = ("--constraints", "requirements.lock", "--python-version", "3.12")
-            made = compiled("tests/soak/requirements.in", *constrained, locked=locked)
+            made = compiled(str(path.with_suffix(".in").relative_to(ROOT)), *constrained, locked=locked)
         path.write_text(first + made, encoding="utf-8")
     return 0
 

@@ -86,7 +86,7 @@ class RunningServer:
 def running(engine: Engine, *, app_type: type[App] = App, **chosen: Any) -> Iterator[RunningServer]:
     """Serve the engine with these settings; stop both at the end."""
     # One thread for each request that may wait: few, since every test starts them all.
-    settings = Settings(port=0, **{"temperature": 0.0, "max_queue": 64, **chosen})
+    settings = Settings(**{"port": 0, "temperature": 0.0, "max_queue": 64, **chosen})
     service = Service(engine, ModelSettings.of(server=settings), images=image_loader(settings))
     try:
         with served(SingleModelRegistry(service), settings, app_type=app_type) as server:

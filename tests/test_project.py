@@ -40,7 +40,10 @@ def test_the_version_is_raised_in_one_place_and_dify_and_the_changelog_have_it_t
     assert newest[1] == version
 
 
-LOCKS = ("requirements.lock", "tests/graphon/requirements.txt", "tests/soak/requirements.txt")
+LOCKS = (
+    "requirements.lock",
+    *(f"tests/{folder}/requirements.txt" for folder in ("graphon", "soak", "page")),
+)
 
 
 @pytest.mark.parametrize("lock", LOCKS)
@@ -91,6 +94,7 @@ def test_a_stale_lock_is_noticed(tmp_path: Path, made_from: str, old: str, new: 
         "tests/graphon/requirements.in",
         "tests/graphon/excluded.txt",
         "tests/soak/requirements.in",
+        "tests/page/requirements.in",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")

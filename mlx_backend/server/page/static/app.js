@@ -81,6 +81,7 @@ document.addEventListener("visibilitychange", refresh);
 put(document.body, h("a", { class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); main.focus(); } }, t("skip")),
   h("div", { id: "announcements", class: "sr-only", role: "status" }), menu, sidebar, main, banner);
 await chats.load();
+chat.restore();
 await server.refreshModels().catch(() => server.refreshHealth());
 await route();
 setInterval(refresh, 1000 * REFRESH_SECONDS);

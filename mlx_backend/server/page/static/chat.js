@@ -395,4 +395,20 @@ server.addEventListener("models", () => {
   chat.messages.length ? drawComposer() : draw();
 });
 chats.addEventListener("change", () => { if (chat && chat.messages.length && !chats.list.some((each) => each.id === chat.id) && !running.has(chat.id)) open(); });
-addEventListener("pagehide", () => { for (const id of running.keys()) chats.save(chats.list.find((each) => each.id === id)); });
+
+// IndexedDB writes too late for a page that is being left: what has come of a reply goes through localStorage.
+addEventListener("pagehide", () => {
+  const left = chats.list.filter((each) => running.has(each.id)).map((each) => ({ id: each.id, message: each.messages.at(-1) }));
+  if (left.length) settings.set("unsaved", JSON.stringify(left));
+});
+
+/** Put back what had come of replies when the page was left. */
+export function restore() {
+  for (const { id, message } of JSON.parse(settings.get("unsaved") || "[]")) {
+    const found = chats.list.find((each) => each.id === id);
+    if (!found || found.messages.at(-1)?.role !== "assistant") continue;
+    found.messages[found.messages.length - 1] = message;
+    chats.save(found);
+  }
+  settings.set("unsaved", null);
+}

@@ -3,7 +3,7 @@ import { base, get, server } from "./api.js";
 import { copyButton, h, put, t } from "./dom.js";
 import { Markdown } from "./markdown.js";
 
-const tabs = h("div", { role: "tablist", "aria-label": t("clients"), "aria-orientation": "vertical", class: "tabs" }), panel = h("div", { role: "tabpanel", tabindex: 0, class: "panel" });
+const tabs = h("div", { role: "tablist", "aria-label": t("clients"), "aria-orientation": "vertical", class: "tabs" }), panel = h("div", { role: "tabpanel", tabindex: 0, "aria-label": t("clients"), class: "panel" });
 const picker = h("select", { "aria-label": t("model"), onchange: () => fill() });
 let clients = [], chosen = 0;
 

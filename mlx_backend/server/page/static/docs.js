@@ -77,10 +77,12 @@ try {
   const rank = ([path]) => (path.startsWith("/v1") ? 0 : path.startsWith("/api") ? 1 : 2);
   const all = Object.entries(document_.paths).sort((one, other) => rank(one) - rank(other)).flatMap(([path, methods]) => Object.entries(methods).map(([method, each]) => operation(path, method, each)));
   list.append(...all);
-  filter.addEventListener("input", () => {
+  const narrow = () => {
     const words = filter.value.toLowerCase().split(/\s+/);
     for (const each of all) each.hidden = !words.every((word) => each.firstChild.textContent.toLowerCase().includes(word));
-  });
+  };
+  filter.addEventListener("input", narrow);
+  narrow();
   const named = location.hash && document.getElementById(location.hash.slice(1));
   if (named) { named.open = true; named.scrollIntoView(); }
 } catch (error) {
