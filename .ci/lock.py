@@ -8,7 +8,8 @@ requirements.lock has four parts: what the plugin needs, and packing it; what th
 needs as well; and the extra `vision`, of just what it names: mlx-vlm also requires 1.1 GB for training, audio, video
 and a server of its own, none of which is imported to see an image. What runs Dify's workflow engine (`make test-dify`)
 is an environment of its own, locked alike, and so is what `make soak` and `make test-page` add. The SDKs of `make
-test-clients` are lockedwithout hashes, which would be ten times as long: an environment for each set whose requirements fit together.
+test-clients` are locked without hashes, which would be ten times as long: an environment for each set whose
+requirements fit together.
 """
 
 import argparse
