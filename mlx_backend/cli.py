@@ -8,7 +8,6 @@ first model, and what draws on a terminal with the first thing that is drawn.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import re
 import sys
@@ -17,9 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from mlx_backend import version_and_commit
 from mlx_backend.commands.errors import WRONG_USAGE, CommandError, exit_codes
 from mlx_backend.commands.stop_signals import ended_by_interrupts
+from mlx_backend.commands.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 PROGRAM = "mlx-backend"
 
@@ -38,7 +38,16 @@ _VIEWS = ("parse", "render", "sanitise")
 """What `inspect` shows; each is understood without it."""
 
 COMMANDS: Mapping[str, Command] = {
+    "chat": Command("talk with a model here, or ask it one thing (-p)", _SERVE, ("run",)),
     "serve": Command("serve a model with an OpenAI-compatible API (without a command, too)", _SERVE),
+    "recommend": Command("say which models suit this machine's memory", _MODELS),
+    "pull": Command("download a model, or go on where a download stopped", _MODELS),
+    "list": Command("list the models on this machine, and what each can do", _MODELS, ("ls",)),
+    "show": Command("say all that is known of a model, with the memory it takes", _MODELS),
+    "rm": Command("delete a model from this machine", _MODELS),
+    "ps": Command("list the models in memory, and what they do", _SERVER),
+    "load": Command("load a model, and wait for it", _SERVER),
+    "stop": Command("unload a model, once it is not in use", _SERVER),
     "connect": Command("print or write what a client needs to use the server", _SERVER),
     "service": Command("have the system start the server at login", _SERVER),
     "doctor": Command("look whether this machine can serve, and what to do where it cannot", _CHECK),
@@ -138,12 +147,6 @@ def _unknown_command(name: str) -> str:
             f"unknown command {name!r}. A model comes after a command: `{PROGRAM} serve {name}`, for instance"
         )
     return f"unknown command {name!r}{did_you_mean(name, _NAMES)}; `{PROGRAM} help` lists them all"
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question that names what resembles a misspelt name; empty if nothing does."""
-    close = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 class CommandParser(argparse.ArgumentParser):

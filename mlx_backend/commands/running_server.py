@@ -10,10 +10,13 @@ import json
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
 
 from mlx_backend.commands.errors import NO_SERVER, CommandError
+from mlx_backend.commands.suggestions import did_you_mean
 from mlx_backend.declaration import VARIABLE_PREFIX, variable_of
 from mlx_backend.errors import first_line
+from mlx_backend.models.names import matching
 
 if TYPE_CHECKING:
     import argparse
@@ -27,6 +30,8 @@ KEY_VARIABLE = variable_of("--api-key")
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 600.0
 """Seconds for what may have to load a model; a stream sends something every few seconds."""
+MAX_NAMES = 20
+"""Names in an error message."""
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -94,6 +99,25 @@ class RunningServer:
                 status=NO_SERVER,
             )
         return said
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return what /v1/models says of each model, the default one first."""
+        return list(self.get("/v1/models")["data"])
+
+    def model_name(self, name: str) -> str:
+        """Return the server's own name of a model. Raises CommandError."""
+        names = [str(model["id"]) for model in self.models()]
+        found = matching(name, names)
+        if len(found) > 1:
+            raise CommandError(f"{name!r} could be {' or '.join(found)}: name one of them.")
+        if not found:
+            hint = did_you_mean(name, names) or f": there is {', '.join(names[:MAX_NAMES]) or 'none'}."
+            raise CommandError(f"The server at {self.url} has no model {name!r}{hint}")
+        return found[0]
+
+    def post_to_model(self, name: str, what: str) -> dict[str, Any]:
+        """Have a model loaded or unloaded."""
+        return self.post(f"/v1/models/{quote(name)}/{what}")
 
     def get(self, path: str) -> dict[str, Any]:
         """Return the object at a path."""

@@ -6,13 +6,19 @@ running replies some time to finish, then stop and join the engines' threads.
 
 from __future__ import annotations
 
+import argparse
 import logging
+import math
+import os
+import secrets
 import sys
 import threading
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mlx_backend.commands.errors import INTERRUPTED, CommandError
 from mlx_backend.commands.load_progress import LoadProgressDisplay
 from mlx_backend.commands.options import (
     ChosenOptions,
@@ -33,8 +39,7 @@ from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.errors import ConfigurationError, ModelError
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mlx_backend.device import Device
     from mlx_backend.embedding.embedding_config import EmbeddingOptions
@@ -154,6 +159,49 @@ def _serve(chosen: ChosenOptions, progress: LoadProgressDisplay) -> int:
     return status
 
 
+@contextmanager
+def serving(source: str) -> Iterator[tuple[str, str, str]]:
+    """Serve a model within the block, loaded: yield address and key, which nobody else knows, and the model's name.
+
+    Other models of this machine can be named too. Raises CommandError.
+    """
+    from mlx_backend.server.app import App
+    from mlx_backend.server.wsgi_server import ConnectionLimits, Server
+
+    key = secrets.token_urlsafe()
+    options = {
+        "model": source,
+        "host": "127.0.0.1",
+        "port": 0,
+        "api_key": key,
+        "hf_cache": True,
+        "max_queue": 8,
+    }
+    with logging_to_stderr("warning") as status_line, ExitStack() as stack:
+        progress = LoadProgressDisplay(status_line)
+        try:
+            chosen = ChosenOptions.of(argparse.Namespace(**options))
+            models = _models(chosen, on_status=progress, is_pinned=False)
+            stack.callback(models.stop)
+            name = models.statuses()[0].name
+            models.acquire(name, math.inf).release()
+            app = App(models, chosen.settings, memory=models.memory)
+            limits = ConnectionLimits(max_body_bytes=chosen.settings.max_received_bytes)
+            server = Server("127.0.0.1", 0, app, requests=chosen.settings.max_requests, limits=limits)
+        except (ConfigurationError, EngineError, ModelError, OSError) as error:
+            raise CommandError(str(error)) from None
+        except KeyboardInterrupt:  # a load cannot be interrupted, and keeps nothing
+            os._exit(INTERRUPTED)
+        finally:
+            progress.clear()
+        stack.callback(app.preparations.stop)
+        thread = threading.Thread(target=server.serve, name="http")
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(server.stop)
+        yield server.url, key, name
+
+
 def _serve_http(server: Server, signals: StopSignals) -> None:
     """Serve until the server is stopped; have the process end if it fails, so that what started it starts it again."""
     try:
@@ -222,8 +270,13 @@ def _preload(models: MultiModelRegistry, signals: StopSignals, failures: list[Ex
     signals.post(_LOADED)
 
 
-def _models(chosen: ChosenOptions, on_status: Callable[[ModelStatus], object]) -> MultiModelRegistry:
-    """Return the models that can be served; the first answers requests that name none."""
+def _models(
+    chosen: ChosenOptions, on_status: Callable[[ModelStatus], object], *, is_pinned: bool = True
+) -> MultiModelRegistry:
+    """Return the models that can be served; the first answers requests that name none.
+
+    `is_pinned`: the one that is named stays in memory, whatever others are asked for.
+    """
     from mlx_backend.registry import config_file
     from mlx_backend.registry.catalogue import Catalogue
     from mlx_backend.registry.registry import MultiModelRegistry
@@ -235,6 +288,8 @@ def _models(chosen: ChosenOptions, on_status: Callable[[ModelStatus], object]) -
         others = ModelSpec(name="", source="", ttl=options.ttl or None)
         configuration = config_file.Configuration(others=others)
     named = chosen.named_model()
+    if named is not None and not is_pinned:
+        named = replace(named, pinned=False)
     embedders = chosen.embedding_and_rerank_models()
     specs = [*([named] if named is not None else []), *configuration.models, *embedders]
     catalogue = Catalogue(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rich.console import Console
+    from rich.table import Table
 
 _PIPE_COLUMNS = 4096
 """Where the output is no terminal, no line is folded."""
@@ -49,7 +50,7 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console().print(table)
+    _print_trimmed(table)
 
 
 def print_fields(fields: Iterable[tuple[str, str]]) -> None:
@@ -61,7 +62,13 @@ def print_fields(fields: Iterable[tuple[str, str]]) -> None:
     table.add_column(overflow="fold")
     for name, value in fields:
         table.add_row(name, value)
-    console().print(table)
+    _print_trimmed(table)
+
+
+def _print_trimmed(table: Table) -> None:
+    with console().capture() as captured:
+        console().print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def is_interactive() -> bool:

@@ -31,6 +31,17 @@ if TYPE_CHECKING:
     from mlx_backend.errors import EngineStopped
 
 
+def memory_by_tokens(folder: Path) -> Callable[[int], int]:
+    """Return the bytes that the model in a folder takes with one sequence's caches, by its tokens. Raises EngineError.
+
+    Reads no weights. Where there is a GPU, MLX is asked for nothing but shapes.
+    """
+    with importing_mlx("off"):
+        from mlx_backend.engine.mlx import runtime
+
+    return runtime.memory_by_tokens(folder)
+
+
 def load_engine(
     model: str | Path,
     options: EngineOptions | None = None,

@@ -19,14 +19,14 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from mlx_backend.device.memory import format_bytes, room_for_weights, too_large
-from mlx_backend.device.mlx import is_gpu, prepares_for_lengths
+from mlx_backend.device.mlx import is_gpu, prepares_for_lengths, set_precision, weight_bytes
 from mlx_backend.engine.kv_cache_budget import MAX_TOKENS, KVCacheBudget
 from mlx_backend.engine.mlx.arrays import coarsest_dtype
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH
 from mlx_backend.engine.mlx.batch_trial import try_networks
 from mlx_backend.engine.mlx.chunk_cost import CacheCost
 from mlx_backend.engine.mlx.kernels import Kernels
-from mlx_backend.engine.mlx.kv_cache import run_first
+from mlx_backend.engine.mlx.kv_cache import fresh_caches, run_first
 from mlx_backend.engine.mlx.loading import load_networks
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache, PrefixStore
 from mlx_backend.engine.mlx.rewinding import held_layers
@@ -35,8 +35,11 @@ from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
 from mlx_backend.engine.mlx.vision.tower import load_vision
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineError
+from mlx_backend.layers.architecture import load_network
 from mlx_backend.layers.many_rows import use_many_rows_layers
 from mlx_backend.layers.unread_outputs import find_unread
+from mlx_backend.models.engine_options import EngineOptions
+from mlx_backend.models.folders import explain_load_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +58,6 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.vision.tower import Vision
     from mlx_backend.layers.dequantize import Dequantizer
     from mlx_backend.layers.many_rows import ManyRows
-    from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)
 
@@ -290,6 +292,21 @@ def _first_run(networks: Networks) -> CacheCost:
     mx.eval([layer.state for layer in layers])
     mx.clear_cache()
     return CacheCost.of(layers, WARM_UP_TOKENS)
+
+
+def memory_by_tokens(folder: Path) -> Callable[[int], int]:
+    """Return the bytes that the model in a folder takes with one sequence's caches, by its tokens. Raises EngineError.
+
+    Found as when it is loaded, but nothing is computed: arrays that are not evaluated have shapes too.
+    """
+    tokens = mx.zeros((1, WARM_UP_TOKENS), mx.uint32)
+    with explain_load_errors(folder.name):
+        network, _ = load_network(folder)
+        set_precision(network, folder.name)
+        layers = fresh_caches(network, EngineOptions())
+        network(tokens, cache=layers)
+        cost, weights = CacheCost.of(layers, WARM_UP_TOKENS), weight_bytes(network)
+    return lambda tokens: weights + cost(tokens)
 
 
 def _warm_up(networks: Networks, ranks: MLXRanks | None, room: int) -> WarmUp:

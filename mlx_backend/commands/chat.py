@@ -1,0 +1,240 @@
+"""`mlx-backend chat [MODEL]`: talk with a model, or ask it one thing.
+
+A running server that has the model answers; where there is none, this process serves the model itself, on a port of
+its own and with a key that nobody else knows, until the talk ends. Both are spoken to in the same way, over HTTP.
+
+With -p, a prompt after the model, or text on standard input there is one answer and no talk. Where the output is no
+terminal it is the answer alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+import os
+import signal
+import sys
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.commands.errors import INTERRUPTED, CommandError
+from mlx_backend.commands.local_models import DEMOS, LocalModels
+from mlx_backend.commands.running_server import URL_VARIABLE, RunningServer, add_server_options
+from mlx_backend.commands.terminal import add_json_option, is_interactive, print_json
+from mlx_backend.conversation.effort import EffortError, parse_effort
+from mlx_backend.models.names import matching
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+MAX_IMAGE_BYTES = 32 << 20
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.usage = "mlx-backend chat [MODEL] [PROMPT] [option …]"
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="a name or folder; gpt-oss:20b will do")
+    parser.add_argument("words", metavar="PROMPT", nargs="?", help="the same as -p PROMPT")
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="ask this, print the answer and end")
+    parser.add_argument("--effort", metavar="E", help="reasoning effort: one of the model's own levels")
+    parser.add_argument("--system", metavar="TEXT", default="", help="system prompt")
+    parser.add_argument(
+        "--image", metavar="FILE", action="append", default=[], help="show it this picture; repeatable"
+    )
+    add_server_options(parser)
+    add_json_option(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Talk, or print one answer."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    asked = _asked(arguments)
+    effort = None if arguments.effort is None else checked_effort(arguments.effort)
+    images = [image_part(arguments_file) for arguments_file in arguments.image]
+    with answering(arguments) as (server, model):
+        chat = Chat(server, model, effort=effort, system=arguments.system, images=images)
+        if asked is None:
+            from mlx_backend.commands.chat_talk import Talk
+
+            return Talk(chat).run()
+        if arguments.json:
+            print_json(server.post("/v1/chat/completions", chat.body(chat.message(asked))))
+            return 0
+        return 0 if chat.send(chat.message(asked)) else INTERRUPTED
+
+
+def _asked(arguments: argparse.Namespace) -> str | None:
+    """Return what is asked once: the prompt, and what was piped in after it; None for a talk."""
+    if arguments.prompt is not None and arguments.words is not None:
+        arguments.refuse("the prompt is there twice, with -p and without")
+    prompt = arguments.words if arguments.prompt is None else arguments.prompt
+    piped = "" if sys.stdin.isatty() else sys.stdin.read()
+    asked = "\n\n".join(part for part in (prompt, piped.strip("\n")) if part)
+    if asked:
+        return asked
+    if prompt is not None or not is_interactive():
+        raise CommandError("There is nothing to ask: give it with -p TEXT, or on standard input.")
+    if arguments.json:
+        raise CommandError("--json is for one answer: say what to ask with -p.")
+    return None
+
+
+def checked_effort(word: str) -> str:
+    """Return a word that is an effort. Raises CommandError."""
+    try:
+        parse_effort(word)
+    except EffortError as error:
+        raise CommandError(f"{str(error).partition(': ')[2]}.") from None
+    return word
+
+
+def image_part(name: str) -> dict[str, Any]:
+    """Return a picture in a file as a part of a message. Raises CommandError."""
+    file = Path(name).expanduser()
+    kind = mimetypes.guess_type(file.name)[0] or ""
+    if not kind.startswith("image/"):
+        raise CommandError(f"{file} is no picture, by its name.")
+    try:
+        if file.stat().st_size > MAX_IMAGE_BYTES:
+            raise CommandError(f"{file} is larger than {MAX_IMAGE_BYTES >> 20} MiB.")
+        data = base64.b64encode(file.read_bytes()).decode()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CommandError(f"The picture {file} cannot be read: {reason}.") from None
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+
+
+# -- what is said ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Chat:
+    """A conversation with one model. `images` are shown with the next message."""
+
+    server: RunningServer
+    model: str
+    effort: str | None = None
+    system: str = ""
+    images: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    def message(self, text: str) -> dict[str, Any]:
+        """Return a message of this text and the images."""
+        content: Any = [*self.images, {"type": "text", "text": text}] if self.images else text
+        return {"role": "user", "content": content}
+
+    def body(self, message: dict[str, Any], **more: Any) -> dict[str, Any]:
+        """Return the request for an answer to a message."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        effort = {} if self.effort is None else {"reasoning_effort": self.effort}
+        return {"model": self.model, "messages": [*system, *self.messages, message], **effort, **more}
+
+    def send(self, message: dict[str, Any]) -> bool:
+        """Show the answer to a message while it comes, and remember both; False if Ctrl-C ended it."""
+        from mlx_backend.commands.chat_screen import Screen
+
+        body = self.body(
+            message, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}
+        )
+        reasoning, content = "", ""
+        screen = Screen()
+        try:
+            with screen, self.server.stream("/v1/chat/completions", body) as events:
+                for event in events:
+                    for choice in event.get("choices", ()):
+                        delta = choice["delta"]
+                        reasoning += delta.get("reasoning_content") or ""
+                        content += delta.get("content") or ""
+                        screen.show(delta, event.get("usage") or {}, choice.get("finish_reason"))
+                    if "timings" in event:
+                        screen.finish(event)
+            is_whole = True
+        except KeyboardInterrupt:
+            screen.stopped()
+            is_whole = False
+        self.images = []
+        said = {"role": "assistant", "content": content} | (
+            {"reasoning_content": reasoning} if reasoning else {}
+        )
+        self.messages += [message, said]
+        return is_whole
+
+    def described(self) -> dict[str, Any]:
+        """Return what the server says of the model."""
+        return next((each for each in self.server.models() if each["id"] == self.model), {})
+
+    def efforts(self) -> str:
+        """Return the levels of the model in words, its default one marked."""
+        reasoning = self.described().get("reasoning") or {}
+        levels = [
+            f"{each}*" if each == reasoning.get("default") else each for each in reasoning.get("efforts", ())
+        ]
+        return " ".join(levels)
+
+
+# -- who answers ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def answering(arguments: argparse.Namespace) -> Iterator[tuple[RunningServer, str]]:
+    """Yield a server that has the model, and its name there: one that runs, else one of this process."""
+    local = LocalModels()
+    server = RunningServer.of(arguments)
+    is_named = bool(arguments.url or os.environ.get(URL_VARIABLE))
+    if is_named:
+        server.health()  # raises if there is none
+    if is_named or server.is_running():
+        try:
+            name = _running_model(server, arguments.model, local)
+        except CommandError:
+            if is_named or arguments.model is None:
+                raise
+            name = None  # the server of somebody else, perhaps
+        if name is None and is_named:
+            name = server.model_name(arguments.model)  # raises
+        if name is not None:
+            yield server, name
+            return
+    from mlx_backend.commands.serve import serving
+
+    with serving(local.source(arguments.model) if arguments.model else _picked(local)) as (url, key, name):
+        yield RunningServer(url, key), name
+
+
+def _running_model(server: RunningServer, model: str | None, local: LocalModels) -> str | None:
+    """Return a server's name of a model, of its first one that chats if none is named; None if it has not got it."""
+    names = [str(each["id"]) for each in server.models() if each.get("type") == "llm"]
+    if model is None:
+        return names[0] if names else None
+    found = matching(model, names)
+    if len(found) != 1:
+        try:
+            found = matching(local.source(model), names)
+        except CommandError:
+            return None
+    return found[0] if len(found) == 1 else None
+
+
+def _picked(local: LocalModels) -> str:
+    """Return the model to talk with where none is named: the only real one, or the one that is chosen from a list."""
+    chats = [each for each in local.all if each.description.kind == "llm"]
+    real = [each.name for each in chats if each.name not in DEMOS]
+    if len(real) <= 1:
+        return real[0] if real else DEMOS[0]
+    if not is_interactive():
+        raise CommandError(f"There are several models here: name one of {', '.join(real)}.")
+    from mlx_backend.commands.list import print_models
+
+    print_models(chats, local, numbered=True)
+    try:
+        answer = input(f"Which one? [1-{len(chats)}] ").strip() or "1"
+    except EOFError:
+        raise KeyboardInterrupt from None
+    if answer.isdecimal() and 1 <= int(answer) <= len(chats):
+        return chats[int(answer) - 1].name
+    return local.source(answer)

@@ -1,0 +1,47 @@
+"""`mlx-backend recommend`: which models suit this machine's memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlx_backend.commands.local_models import LocalModels, add_folder_options, fits
+from mlx_backend.commands.terminal import add_json_option, console, print_json, print_table
+from mlx_backend.device.memory import format_bytes
+from mlx_backend.models.folders import format_size
+from mlx_backend.models.spec import RECOMMENDED_MODELS
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add_folder_options(parser)
+    add_json_option(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table, and what to type for the largest that fits."""
+    models = LocalModels(arguments)
+    room, here = models.room, {model.name for model in models.all}
+    fitting = [each.repository for each in RECOMMENDED_MODELS if fits(each.weights, room)]
+    if arguments.json:
+        listed = [
+            {"name": name, "bytes": size, "fits": name in fitting, "downloaded": name in here}
+            for name, size in RECOMMENDED_MODELS
+        ]
+        print_json({"room": room, "models": listed, "best": fitting[-1] if fitting else None})
+        return 0
+    print_table(
+        ("NAME", "SIZE", "FITS", "HERE"),
+        [
+            (name, format_size(size), "yes" if name in fitting else "no", "yes" if name in here else "-")
+            for name, size in RECOMMENDED_MODELS
+        ],
+    )
+    console().print(f"\nWeights may take {format_bytes(room)} here.", end=" ")
+    if fitting:
+        console().print(f"Begin with: mlx-backend chat {fitting[-1]}")
+    else:
+        console().print("None of them fits; mlx-backend chat mlx-demo shows how it works.")
+    return 0

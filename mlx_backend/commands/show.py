@@ -1,0 +1,97 @@
+"""`mlx-backend show MODEL`: what a model is and can do, how it reasons and calls, and the memory it takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlx_backend.commands.list import efforts
+from mlx_backend.commands.local_models import LocalModel, LocalModels, add_folder_options, fits
+from mlx_backend.commands.terminal import add_json_option, print_fields, print_json
+from mlx_backend.device.memory import format_bytes
+from mlx_backend.errors import EngineError
+from mlx_backend.models import files
+from mlx_backend.models.folders import format_size
+
+if TYPE_CHECKING:
+    import argparse
+
+CONTEXTS = (8 << 10, 32 << 10, 128 << 10)
+"""Tokens of prompt and reply for which memory is shown."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("model", metavar="MODEL", help="a model's name, or its folder")
+    add_folder_options(parser)
+    add_json_option(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what is known of the model."""
+    models = LocalModels(arguments)
+    model = models.find(arguments.model)
+    described = model.description
+    memory = _memory(model) if described.kind == "llm" else {}
+    if arguments.json:
+        details = {
+            "dialect": described.dialect,
+            "recognised_by": described.recognised_by,
+            "template": _template(model),
+            "sampling": dict(described.sampling),
+            "memory": {str(tokens): nbytes for tokens, nbytes in memory.items()},
+        }
+        print_json(model.as_json(models.room) | details)
+        return 0
+    room = models.room
+    size = model.files.weight_bytes
+    here = "fits" if fits(size, room) else "does not fit"
+    fields = [
+        ("name", model.name),
+        ("folder", str(model.folder)),
+        ("size", f"{format_size(size)}{_and(model.files.quantization)}"),
+        ("family", model.files.architecture),
+        ("type", described.kind),
+        ("context", f"{described.context_length:,} tokens" if described.context_length else "not stated"),
+        ("can", ", ".join(described.capabilities)),
+    ]
+    if described.kind == "llm":
+        fields += [
+            ("effort", efforts(described) + ("   (* by default)" if described.default_effort else "")),
+            ("dialect", f"{described.dialect}, by {described.recognised_by or 'nothing: text alone'}"),
+            ("template", _template(model)),
+            ("sampling", ", ".join(f"{name} {value}" for name, value in described.sampling.items())),
+        ]
+    fields.append(("here", f"{here}: weights may take {format_bytes(room)}"))
+    for tokens, nbytes in memory.items():
+        within = "" if nbytes <= room else "   more than there is"
+        if described.context_length and tokens > described.context_length:
+            within = "   beyond its context"
+        fields.append((f"at {tokens >> 10}k tokens", f"{format_bytes(nbytes)}{within}"))
+    print_fields(fields)
+    return 0
+
+
+def _and(text: str) -> str:
+    return f", {text}" if text else ""
+
+
+def _template(model: LocalModel) -> str:
+    try:
+        own = files.own_chat_template(model.folder)
+        template = files.chat_template(model.folder)
+    except (OSError, ValueError) as error:
+        return f"cannot be read: {error}"
+    if template is None:
+        return "none: messages are written one after the other"
+    return f"its own, {len(template):,} characters" if own else "mlx-lm's own for this family"
+
+
+def _memory(model: LocalModel) -> dict[int, int]:
+    """Return the bytes of weights and one sequence's caches, by its tokens; empty if they cannot be told."""
+    from mlx_backend.engine.mlx import memory_by_tokens
+
+    try:
+        needed = memory_by_tokens(model.folder)
+    except EngineError:
+        return {}
+    return {tokens: needed(tokens) for tokens in CONTEXTS}
