@@ -12,7 +12,7 @@ from prompt_toolkit.completion import Completer, Completion
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-from mlx_backend.commands.chat import checked_effort, image_part
+from mlx_backend.commands.chat_session import checked_effort, image_part
 from mlx_backend.commands.errors import CommandError
 from mlx_backend.commands.suggestions import did_you_mean
 from mlx_backend.commands.terminal import console
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.document import Document
     from prompt_toolkit.history import History
 
-    from mlx_backend.commands.chat import Chat
+    from mlx_backend.commands.chat_session import ChatSession
 
 PROMPT, CONTINUED = ">>> ", "... "
 QUOTES = '"""'
@@ -41,7 +41,7 @@ class Slash(NamedTuple):
 class Talk:
     """Questions and answers until /bye."""
 
-    def __init__(self, chat: Chat) -> None:
+    def __init__(self, chat: ChatSession) -> None:
         self._chat = chat
         self._is_over = False
         self._commands: Mapping[str, Slash] = {
@@ -175,7 +175,7 @@ class Talk:
 class _Commands(Completer):
     """Completes what begins with a slash, and the levels of /effort and names of /model."""
 
-    def __init__(self, commands: Iterable[str], chat: Chat) -> None:
+    def __init__(self, commands: Iterable[str], chat: ChatSession) -> None:
         self._commands = tuple(commands)
         self._chat = chat
 
@@ -214,13 +214,13 @@ def _text_of(message: Mapping[str, Any]) -> str:
     return "\n\n".join(part.get("text", "(a picture)") for part in content)
 
 
-def _as_markdown(chat: Chat) -> str:
+def _as_markdown(chat: ChatSession) -> str:
     system = [f"## System\n\n{chat.system}\n"] if chat.system else []
     said = [f"## {message['role'].capitalize()}\n\n{_text_of(message)}\n" for message in chat.messages]
     return "\n".join([f"# {chat.model}\n", *system, *said])
 
 
-def _as_json(chat: Chat) -> str:
+def _as_json(chat: ChatSession) -> str:
     system = [{"role": "system", "content": chat.system}] if chat.system else []
     return json.dumps(
         {"model": chat.model, "messages": [*system, *chat.messages]}, ensure_ascii=False, indent=2

@@ -1,0 +1,107 @@
+"""A conversation with one model of a server: what was said, and how the next answer is asked for and shown."""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.commands.errors import CommandError
+from mlx_backend.conversation.effort import EffortError, parse_effort
+
+if TYPE_CHECKING:
+    from mlx_backend.commands.running_server import RunningServer
+
+MAX_IMAGE_BYTES = 32 << 20
+
+
+@dataclass
+class ChatSession:
+    """A conversation with one model. `images` are shown with the next message."""
+
+    server: RunningServer
+    model: str
+    effort: str | None = None
+    system: str = ""
+    images: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    def message(self, text: str) -> dict[str, Any]:
+        """Return a message of this text and the images."""
+        content: Any = [*self.images, {"type": "text", "text": text}] if self.images else text
+        return {"role": "user", "content": content}
+
+    def body(self, message: dict[str, Any], **more: Any) -> dict[str, Any]:
+        """Return the request for an answer to a message."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        effort = {} if self.effort is None else {"reasoning_effort": self.effort}
+        return {"model": self.model, "messages": [*system, *self.messages, message], **effort, **more}
+
+    def send(self, message: dict[str, Any]) -> bool:
+        """Show the answer to a message while it comes, and remember both; False if Ctrl-C ended it."""
+        from mlx_backend.commands.chat_screen import Screen
+
+        body = self.body(
+            message, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}
+        )
+        reasoning, content = "", ""
+        screen = Screen()
+        try:
+            with screen, self.server.stream("/v1/chat/completions", body) as events:
+                for event in events:
+                    for choice in event.get("choices", ()):
+                        delta = choice["delta"]
+                        reasoning += delta.get("reasoning_content") or ""
+                        content += delta.get("content") or ""
+                        screen.show(delta, event.get("usage") or {}, choice.get("finish_reason"))
+                    if "timings" in event:
+                        screen.finish(event)
+            is_whole = True
+        except KeyboardInterrupt:
+            screen.stopped()
+            is_whole = False
+        self.images = []
+        said = {"role": "assistant", "content": content} | (
+            {"reasoning_content": reasoning} if reasoning else {}
+        )
+        self.messages += [message, said]
+        return is_whole
+
+    def described(self) -> dict[str, Any]:
+        """Return what the server says of the model."""
+        return next((each for each in self.server.models() if each["id"] == self.model), {})
+
+    def efforts(self) -> str:
+        """Return the levels of the model in words, its default one marked."""
+        reasoning = self.described().get("reasoning") or {}
+        levels = [
+            f"{each}*" if each == reasoning.get("default") else each for each in reasoning.get("efforts", ())
+        ]
+        return " ".join(levels)
+
+
+def checked_effort(word: str) -> str:
+    """Return a word that is an effort. Raises CommandError."""
+    try:
+        parse_effort(word)
+    except EffortError as error:
+        raise CommandError(f"{str(error).partition(': ')[2]}.") from None
+    return word
+
+
+def image_part(name: str) -> dict[str, Any]:
+    """Return a picture in a file as a part of a message. Raises CommandError."""
+    file = Path(name).expanduser()
+    kind = mimetypes.guess_type(file.name)[0] or ""
+    if not kind.startswith("image/"):
+        raise CommandError(f"{file} is no picture, by its name.")
+    try:
+        if file.stat().st_size > MAX_IMAGE_BYTES:
+            raise CommandError(f"{file} is larger than {MAX_IMAGE_BYTES >> 20} MiB.")
+        data = base64.b64encode(file.read_bytes()).decode()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CommandError(f"The picture {file} cannot be read: {reason}.") from None
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
