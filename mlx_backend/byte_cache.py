@@ -7,9 +7,10 @@ Knows nothing of what is cached, not even how large it is: the caller says.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from functools import cached_property
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -64,10 +65,23 @@ class CacheBudget:
 
 
 class ByteCache[K: Hashable, V]:
-    """Key -> value; the least recently used are evicted first. Safe to use from any thread."""
+    """Key -> value; the least recently used are evicted first. Safe to use from any thread.
 
-    def __init__(self, budget: CacheBudget | None = None) -> None:
+    It holds at most `max_entries`. With `owner_of`, which tells whose a key is, those are evicted first of whoever has
+    most bytes here: nobody can push out what others have.
+    """
+
+    def __init__(
+        self,
+        budget: CacheBudget | None = None,
+        *,
+        max_entries: float = inf,
+        owner_of: Callable[[K], Hashable] = lambda key: None,
+    ) -> None:
         self._budget = budget = budget or CacheBudget()
+        self._max_entries = max_entries
+        self._owner_of = owner_of
+        self._bytes_of: Counter[Hashable] = Counter()
         self._entries: OrderedDict[K, _CachedValue[V]] = OrderedDict()
         self._being_made: dict[K, _Making] = {}
         self._bytes = 0
@@ -112,7 +126,8 @@ class ByteCache[K: Hashable, V]:
                 return
             self._entries[key] = _CachedValue(value, nbytes, next(self._budget._uses))
             self._bytes += nbytes
-            while self._bytes > max_bytes:
+            self._bytes_of[self._owner_of(key)] += nbytes
+            while self._bytes > max_bytes or len(self._entries) > self._max_entries:
                 self._drop_oldest()
             self._budget._evict()
 
@@ -151,9 +166,16 @@ class ByteCache[K: Hashable, V]:
     def _drop(self, key: K) -> None:
         if (entry := self._entries.pop(key, None)) is not None:
             self._bytes -= entry.nbytes
+            self._bytes_of[owner := self._owner_of(key)] -= entry.nbytes
+            if not self._bytes_of[owner]:
+                del self._bytes_of[owner]
 
     def _drop_oldest(self) -> None:
-        self._drop(next(iter(self._entries)))
+        oldest = next(iter(self._entries))
+        if len(self._bytes_of) > 1:
+            most = max(self._bytes_of, key=self._bytes_of.__getitem__)
+            oldest = next((key for key in self._entries if self._owner_of(key) == most), oldest)
+        self._drop(oldest)
 
     def _oldest_use(self) -> float:
         return next(iter(self._entries.values())).used if self._entries else float("inf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from operator import itemgetter
 
 import pytest
 
@@ -59,6 +60,18 @@ def test_a_value_takes_the_place_of_another_and_can_be_dropped() -> None:
     cache.drop("b")
     cache.drop("b")
     assert (len(cache), cache.nbytes) == (0, 0)
+
+
+def test_who_has_most_loses_first_and_pushes_out_nothing_of_others() -> None:
+    cache = ByteCache[tuple[str, int], int](CacheBudget(40), max_entries=4, owner_of=itemgetter(0))
+    cache.put(("a", 0), 0, 2)
+    for number in range(9):
+        cache.put(("b", number), number, 6)
+    assert cache.values() == [0, 6, 7, 8]
+    cache.put(("c", 0), 10, 1)
+    assert cache.values() == [0, 7, 8, 10], "a fifth entry is too many"
+    cache.put(("c", 0), 10, 20)
+    assert cache.values() == [0, 7, 8], "now it is c that has most"
 
 
 def test_what_fails_is_not_kept() -> None:

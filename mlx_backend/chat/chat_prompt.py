@@ -118,6 +118,7 @@ class ChatPrompts:
             request.owner,
             resolution.messages,
             request.tools,
+            request.image_hashes,
             # That of answered turns only where the template may render it.
             everywhere=self._traits.may_keep_answered_reasoning(self._dialect.history),
         )

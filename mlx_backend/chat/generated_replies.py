@@ -24,14 +24,15 @@ from array import array
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from hashlib import blake2b
 from itertools import islice
+from operator import itemgetter
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.byte_cache import ByteCache
-from mlx_backend.chat.prompt import TAIL, Markers, PromptText, positions, unbroken
+from mlx_backend.chat.prompt import TAIL, Markers, PromptText, image_numbers, positions, unbroken
 from mlx_backend.conversation.dialects.base import END_MARKERS
 from mlx_backend.conversation.message_parts import REASONING_CONTENT, hash_of
 from mlx_backend.conversation.parser import ChannelParser, fold
@@ -52,6 +53,8 @@ TIME_TO_LIVE = 24 * 3600.0
 """Seconds after which a reply is forgotten."""
 MAX_REPLIES = 4096
 """Replies of all clients whose tokens are remembered."""
+MAX_CANDIDATES = 64
+"""Replies to one prompt, the latest, of which one is looked for where a prompt goes on."""
 _ENDING = 512
 """Characters of a prompt's end that are compared before the whole of it; a generation prompt is shorter."""
 _MAX_LEAD = 128
@@ -132,14 +135,24 @@ class GeneratedReplies:
         }
         texts = sorted((special[token] for token in self._ends), key=len, reverse=True)
         self._end = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
-        self._calls: ByteCache[tuple[str, str | int], _Call] = ByteCache(caches)
-        self._replies: ByteCache[tuple[str, bytes, bytes], _Reply] = ByteCache(caches)
+        self._calls: ByteCache[tuple[str, str | int], _Call] = ByteCache(caches, owner_of=itemgetter(0))
+        self._replies: ByteCache[tuple[str, bytes, bytes], _Reply] = ByteCache(
+            caches, max_entries=MAX_REPLIES, owner_of=itemgetter(0)
+        )
         self._clock = clock
 
     def put(
-        self, owner: str, messages: Sequence[Mapping[str, Any]], prompt: Prompt, finished: FinishedReply
+        self,
+        owner: str,
+        messages: Sequence[Mapping[str, Any]],
+        prompt: Prompt,
+        finished: FinishedReply,
+        images: Sequence[int] = (),
     ) -> None:
-        """Remember a client's reply to a prompt, which was made of this canonical history."""
+        """Remember a client's reply to a prompt, which was made of this canonical history.
+
+        `images` are hashes of those that it numbers.
+        """
         expires, message = self._clock() + TIME_TO_LIVE, finished.message
         # As a client's own would be read: the prompt must not depend on who has remembered it.
         reasoning = message.reasoning.strip()
@@ -149,7 +162,8 @@ class GeneratedReplies:
             for call_id, call in zip(finished.call_ids, complete, strict=True)
         ]
         if not known and reasoning and message.content.strip():
-            known = [(_answer_to(reduce(_said_after, messages, 0), message.content), "", "")]
+            said = reduce(partial(_said_after, images), messages, 0)
+            known = [(_answer_to(said, message.content), "", "")]
         for key, name, arguments in known:
             nbytes = sum(map(getsizeof, (owner, key, name, arguments, reasoning))) + _ENTRY_BYTES
             self._calls.put((owner, key), _Call(name, arguments, reasoning, expires), nbytes)
@@ -163,8 +177,6 @@ class GeneratedReplies:
         # With the text as the template writes it, which comes later, and at 4 bytes a character at most.
         nbytes = 8 * reply.num_characters + getsizeof(tokens) + _ENTRY_BYTES
         self._replies.put(reply.key, reply, nbytes)
-        for oldest in self._replies.values()[:-MAX_REPLIES]:
-            self._replies.drop(oldest.key)
 
     def _lead(self, tokens: Sequence[int]) -> Sequence[int] | None:
         for at in range(len(tokens) - 1, max(len(tokens) - _MAX_LEAD, 0) - 1, -1):
@@ -179,12 +191,14 @@ class GeneratedReplies:
         owner: str,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]],
+        images: Sequence[int] = (),
         *,
         everywhere: bool,
     ) -> list[dict[str, Any]]:
         """Return a canonical history with its calls as they were generated, and reasoning that the client has lost.
 
-        That comes back in the turn that has no answer yet; `everywhere`, in all of them, and before answers.
+        That comes back in the turn that has no answer yet; `everywhere`, in all of them, and before answers. `images`
+        are hashes of those that the history numbers.
         """
         known = ToolSet(tools)
         last_user = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
@@ -202,7 +216,7 @@ class GeneratedReplies:
                 first = self._find(owner, _answer_to(said, message["content"]))
             if first is not None and first.reasoning and not message.get(REASONING_CONTENT):
                 message[REASONING_CONTENT] = first.reasoning
-            said = _said_after(said, message)
+            said = _said_after(images, said, message)
         return restored
 
     def _find(self, owner: str, key: str | int) -> _Call | None:
@@ -219,14 +233,17 @@ class GeneratedReplies:
         end = 0
         for at, replies in self._known_in(text, reading.owner, whole):
             openers = [*self._markers.pattern.finditer(text, max(end, at - _ENDING), at)]
-            for reply in replies if openers and at >= end else ():
-                if (found := self._end_of(reply, text, at, sentinel, reading)) is None:
-                    continue
-                first = places.of(openers[-1].group(), openers[-1].start())
-                last = places.of(found.group(), end := found.start())
-                if first is not None and last is not None:
-                    edits.append((first + 1, last, [*reply.lead, *reply.tokens]))
-                break
+            if (
+                not openers
+                or at < end
+                or (found := self._find_in(text, at, replies, sentinel, reading)) is None
+            ):
+                continue
+            reply, closer = found
+            first = places.of(openers[-1].group(), openers[-1].start())
+            last = places.of(closer.group(), end := closer.start())
+            if first is not None and last is not None:
+                edits.append((first + 1, last, [*reply.lead, *reply.tokens]))
         return replace(prompt.edited(edits), text=whole.until(len(text)))
 
     def _known_in(self, text: str, owner: str, whole: _Digest) -> Iterator[tuple[int, list[_Reply]]]:
@@ -246,41 +263,59 @@ class GeneratedReplies:
         for length in sorted(found):
             digest = whole.until(length).digest
             if replies := [reply for reply in found[length] if reply.prompt.digest == digest]:
+                del replies[MAX_CANDIDATES:]
                 for reply in replies:
                     self._replies.find(reply.key)  # which counts as a use
                 yield length, replies
 
-    def _end_of(
-        self, reply: _Reply, text: str, at: int, sentinel: str | None, reading: Reading
-    ) -> re.Match[str] | None:
-        """Return the marker that ends a reply, which begins at a place in a text; None if it is another message."""
-        if (
-            reply.written is not None
-            and text.startswith(reply.written, at)
-            and (known_end := self._end.match(text, at + len(reply.written))) is not None
-        ):
-            return known_end
-        limit = at + _MAX_GROWTH * reply.num_characters + _MARKUP
-        if (unlike := hash(text[at:limit])) == reply.unlike:
-            return None
-        opens_in = self._dialect.opens_in(text[max(0, at - TAIL) : at])
-        for end in islice(self._end.finditer(text, at, limit), _MAX_ENDS):
-            parser = ChannelParser(
-                self._dialect,
-                tools=reading.tools,
-                opens_in=opens_in,
-                special_tokens=self._special,
-            )
-            events: list[Event] = []
-            for part in self._markers.split(text[at : end.end()]):
-                token = self._markers.ids.get(part, _NO_MARKER)
-                events += parser.feed(part if token >= 0 else unbroken(part, sentinel), token)
-            events += parser.close()
-            if _is_same(reply.message, fold(reading.names.restored(events)), reading):
-                reply.written = text[at : end.start()]
-                return end
-        reply.unlike = unlike
+    def _find_in(
+        self, text: str, at: int, replies: Sequence[_Reply], sentinel: str | None, reading: Reading
+    ) -> tuple[_Reply, re.Match[str]] | None:
+        """Return which reply begins at a place in a text, and the marker that ends it; None: another message does."""
+        longest = max(reply.num_characters for reply in replies)
+        ends = self._end.finditer(text, at, at + _MAX_GROWTH * longest + _MARKUP)
+        read: list[tuple[re.Match[str], Message]] = []
+
+        def written() -> Iterator[tuple[re.Match[str], Message]]:
+            """Yield what is written there up to each marker, which is read once for all replies."""
+            yield from read
+            for end in islice(ends, _MAX_ENDS - len(read)):
+                read.append((end, self._read(text, at, end.end(), sentinel, reading)))
+                yield read[-1]
+
+        for reply in replies:
+            if (
+                reply.written is not None
+                and text.startswith(reply.written, at)
+                and (known_end := self._end.match(text, at + len(reply.written))) is not None
+            ):
+                return reply, known_end
+            limit = at + _MAX_GROWTH * reply.num_characters + _MARKUP
+            if (unlike := hash(text[at:limit])) == reply.unlike:
+                continue
+            for end, message in written():
+                if end.end() > limit:
+                    break
+                if _is_same(reply.message, message, reading):
+                    reply.written = text[at : end.start()]
+                    return reply, end
+            reply.unlike = unlike
         return None
+
+    def _read(self, text: str, start: int, end: int, sentinel: str | None, reading: Reading) -> Message:
+        """Return the message that a part of a prompt's text is."""
+        parser = ChannelParser(
+            self._dialect,
+            tools=reading.tools,
+            opens_in=self._dialect.opens_in(text[max(0, start - TAIL) : start]),
+            special_tokens=self._special,
+        )
+        events: list[Event] = []
+        for part in self._markers.split(text[start:end]):
+            token = self._markers.ids.get(part, _NO_MARKER)
+            events += parser.feed(part if token >= 0 else unbroken(part, sentinel), token)
+        events += parser.close()
+        return fold(reading.names.restored(events))
 
 
 class _Digest:
@@ -315,8 +350,9 @@ class _MarkerPlaces:
         return found[count] if count < len(found) else None
 
 
-def _said_after(said: int, message: Mapping[str, Any]) -> int:
-    return hash((said, hash_of(message)))
+def _said_after(images: Sequence[int], said: int, message: Mapping[str, Any]) -> int:
+    shown = tuple(images[number] for number in image_numbers([message])) if images else ()
+    return hash((said, hash_of(message), shown))
 
 
 def _answer_to(said: int, content: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from array import array
 from dataclasses import dataclass, field
+from operator import itemgetter
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,11 @@ class SentPrompt:
         return f"message {index + 1} of {len(self.roles)} ({role})"
 
     @property
+    def key(self) -> tuple[Hashable, int]:
+        """What tells it from all others that there are."""
+        return self.owner, id(self)
+
+    @property
     def nbytes(self) -> int:
         """About how much memory it takes."""
         parts = (self.tokens, self.said, self.reasoned, self.roles, self.definitions)
@@ -140,7 +146,9 @@ class RecentPrompts:
     """The last prompts of clients to one model. Safe to use from several threads."""
 
     def __init__(self, caches: CacheBudget | None = None) -> None:
-        self._prompts: ByteCache[int, SentPrompt] = ByteCache(caches)
+        self._prompts: ByteCache[tuple[Hashable, int], SentPrompt] = ByteCache(
+            caches, max_entries=MAX_PROMPTS, owner_of=itemgetter(0)
+        )
 
     def match(self, prompt: SentPrompt) -> PromptMatch:
         """Compare a prompt with the earlier one of its client that is most like it; from now on it is one of them."""
@@ -153,7 +161,7 @@ class RecentPrompts:
         if earlier is None:
             return PromptMatch()
         if prompt.said[: len(earlier.said)] == earlier.said:
-            self._prompts.drop(id(earlier))
+            self._prompts.drop(earlier.key)
         return prompt.match(earlier)
 
     def of_session(self, owner: Hashable, session: str) -> SentPrompt | None:
@@ -163,14 +171,12 @@ class RecentPrompts:
 
     def has(self, prompt: SentPrompt) -> bool:
         """Whether it is still one of the last: its conversation has not gone on."""
-        return id(prompt) in self._prompts
+        return prompt.key in self._prompts
 
     def put(self, prompt: SentPrompt, reply: Iterable[int] = ()) -> None:
         """Remember a prompt, and the tokens of its reply once they are known."""
         prompt.tokens.extend(reply)
-        self._prompts.put(id(prompt), prompt, prompt.nbytes)
-        for oldest in self._prompts.values()[:-MAX_PROMPTS]:
-            self._prompts.drop(id(oldest))
+        self._prompts.put(prompt.key, prompt, prompt.nbytes)
 
 
 def said(messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:

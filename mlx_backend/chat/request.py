@@ -114,6 +114,8 @@ class ChatRequest(ReplyRequest):
 
     messages: Sequence[Mapping[str, Any]]
     images: Sequence[ImageSource] = ()
+    image_hashes: Sequence[int] = ()
+    """Of what the images say: they tell conversations apart when the images themselves are gone."""
     tools: Sequence[Mapping[str, Any]] = ()
     tool_paths: Sequence[str] = ()
     deferred_tools: frozenset[str] = frozenset()

@@ -341,7 +341,9 @@ class Service:
 
     def _accepted(self, request: ChatRequest, client: QueueClient) -> ChatRequest:
         """Return a client's request as it is answered."""
-        request = replace(self._images.visible(self._recognised(request)), owner=client.name)
+        request = self._images.visible(self._recognised(request))
+        image_hashes = tuple(hash(image.url) for image in request.images)
+        request = replace(request, owner=client.name, image_hashes=image_hashes)
         if request.tool_choice.forbidden and not self._can_forbid_calls:
             return replace(request, tools=(), tool_paths=(), tool_choice=ToolChoice())
         return self._tool_lists.as_first_sent(request)
@@ -473,7 +475,7 @@ class Service:
     ) -> None:
         """Remember the reply for the prompts that hold it again, and prewarm what may follow."""
         _log_broken(finished.message.tool_calls)
-        self._replies.put(request.owner, conversation.messages, prompt, finished)
+        self._replies.put(request.owner, conversation.messages, prompt, finished, request.image_hashes)
         if goes_on:
             self._recent_prompts.put(sent, finished.tokens)
         if goes_on and not finished.is_cut:

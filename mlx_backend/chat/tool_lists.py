@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from hashlib import sha256
+from operator import itemgetter
 from sys import getsizeof
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ class ToolLists:
 
     def __init__(self, caches: CacheBudget | None = None) -> None:
         # As JSON: what objects take of memory cannot be told by their text.
-        self._lists: ByteCache[tuple[str, str], str] = ByteCache(caches)
+        self._lists: ByteCache[tuple[str, str], str] = ByteCache(caches, owner_of=itemgetter(0))
 
     def as_first_sent(self, request: ChatRequest) -> ChatRequest:
         """Return the request with its tools as its client first sent them; tools that are deferred come last."""

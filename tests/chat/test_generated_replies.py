@@ -17,6 +17,8 @@ from scripted_engine import HARMONY_MARKERS, HARMONY_TEMPLATE, ScriptedEngine
 from mlx_backend.byte_cache import CacheBudget
 from mlx_backend.chat import generated_replies
 from mlx_backend.chat.generated_replies import GeneratedReplies, is_same_call
+from mlx_backend.chat.prompt import Prompt
+from mlx_backend.chat.reply import FinishedReply
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.service import Service
 from mlx_backend.conversation.dialects import DIALECTS
@@ -25,7 +27,7 @@ from mlx_backend.conversation.parser import fold
 from mlx_backend.engine.base import QueueClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from mlx_backend.chat.reply import Reply
 
@@ -287,6 +289,41 @@ def test_each_of_several_replies_to_one_prompt_is_known() -> None:
             each.send(message)
             each.reply(text)
             assert each.unmatched(since=0) == 0
+
+
+def test_what_a_prompt_holds_is_read_once_however_many_replies_there_were_to_what_is_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readings: list[Message] = []
+    with (each := think(QWEN_JSON, JSON_CALL)()).engine:
+        message = each.called()
+        before = each.messages
+        for number in range(10, 40):
+            each.messages = before
+            each.called(JSON_CALL.replace("3", str(number)))
+        each.send(message)
+
+        def counted(events: Iterable[Event]) -> Message:
+            readings.append(fold(events))
+            return readings[-1]
+
+        monkeypatch.setattr(generated_replies, "fold", counted)
+        each.reply()
+        assert each.unmatched(since=0) == 0
+    assert len(readings) <= 2
+
+
+def test_the_same_answer_about_another_picture_has_its_own_reasoning() -> None:
+    with (each := think(QWEN_JSON, JSON_CALL)()).engine:
+        replies = each.service._replies
+        asked: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "image", "image": 0}]}]
+        answer: dict[str, Any] = {"role": "assistant", "content": "A cat."}
+        message = Message(reasoning="It has whiskers.", content="A cat.")
+        replies.put("", asked, Prompt(tokens=(1,)), FinishedReply(message, (), ()), [1])
+        for images, reasoning in (([1, 2], "It has whiskers."), ([3, 2], None)):
+            again = [*asked, answer, {"role": "user", "content": [{"type": "image", "image": 1}]}]
+            restored = replies.restored("", again, (), images, everywhere=True)
+            assert restored[1].get("reasoning_content") == reasoning
 
 
 def test_what_one_client_was_sent_is_not_anothers() -> None:
