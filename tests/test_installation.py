@@ -39,7 +39,7 @@ INSTALLERS = re.compile(
     r"\b(?:pip3? install|uv add|uv pip install|uv tool (?:install|run)|pipx (?:install|inject|run)|uvx|npx"
     r"|brew (?:install|tap)|docker (?:pull|run))((?: +[^\s`|&;)]+)+)"
 )
-ELSEWHERE = {"torch", "safetensors", "python", "haproxy"}
+ELSEWHERE = {"torch", "safetensors", "python", "haproxy", "chromium"}
 """Names that are others', and that no lock of ours has."""
 
 
@@ -47,7 +47,10 @@ def names_to_install(text: str) -> list[str]:
     """Return the names of packages that commands in a text install; a path, an option and a variable are none."""
     found = []
     for command in INSTALLERS.finditer(text):
-        for word in re.split(r",? #|, ", command[1])[0].split():
+        words = re.split(r",? #|, ", command[1])[0].split()
+        if "--from" in words:  # what follows its value is a command
+            words = words[words.index("--from") + 1 :][:1]
+        for word in words:
             name = re.match(r"[A-Za-z0-9][\w.-]*", word.strip("'\""))
             if name and "/" not in word:
                 found.append(name[0].rstrip("."))
@@ -63,6 +66,8 @@ def names_to_install(text: str) -> list[str]:
         ("Run `uv tool install '.[vision]'` there.", []),
         ("`pip install 'dify-mlx-provider[vision]'`", ["dify-mlx-provider"]),
         ("uvx mlx-backend chat", ["mlx-backend", "chat"]),
+        ("uvx --from . mlx-backend chat", []),
+        ("uvx --from somebodys mlx-backend", ["somebodys"]),
         ("pipx inject dify-mlx-provider mlx-vlm==0.7.10 'pillow>=11'", ["mlx-vlm", "pillow"]),
         ("pip install --no-deps -r requirements.lock $< {wanted} ./dist/a.whl", ["requirements.lock"]),
     ],
