@@ -192,11 +192,13 @@ export CLAUDE_CODE_MAX_CONTEXT_TOKENS={{context}} CLAUDE_CODE_MAX_OUTPUT_TOKENS=
     "ANTHROPIC_MODEL": "{{model}}",
     "ANTHROPIC_DEFAULT_HAIKU_MODEL": "{{model}}",
     "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "{{context}}",
-    "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "{{output}}"{{key}}
+    "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "{{output}}"
+  },
+  "apiKeyHelper": {{key}}
 }
 """,
-                key=',\n    "ANTHROPIC_AUTH_TOKEN": "{{secret}}"\n  }',
-                key_variable=f'\n  }},\n  "apiKeyHelper": "printenv {KEY_VARIABLE}"',
+                key="\"echo '{{secret}}'\"",
+                key_variable=f'"printenv {KEY_VARIABLE}"',
             ),
         ),
         more="Without the last two it takes a context of 200,000 tokens for granted. Its own instructions and tools "

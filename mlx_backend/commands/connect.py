@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import tomllib
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -200,7 +201,8 @@ def _write(client: ClientSetup, access: ServerAccess, *, is_agreed: bool) -> int
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"{snippet.file} cannot be read: {error}.") from None
     try:
-        after = merged(snippet, before, text)
+        other = snippet.filled(replace(access, secret=UNUSED if access.secret is None else None))
+        after = merged(snippet, before, text, other)
     except ValueError as error:
         print(f"{snippet.file} is not changed: {error}. Add this to it:\n", file=sys.stderr)
         print(text, end="")
@@ -244,27 +246,43 @@ def _replace(file: Path, text: str, *, is_secret: bool) -> None:
         raise CommandError(f"{file} cannot be written: {error}.") from None
 
 
-def merged(snippet: Snippet, before: str, text: str) -> str:
+def merged(snippet: Snippet, before: str, text: str, other: str) -> str:
     """Return a file's text with a snippet's values in it. Raises ValueError, saying why, if something would be lost."""
     if not before.strip() or before == text:
         return text
     match snippet.language:
         case "toml":
-            return _merged_toml(before, text)
+            return _merged_toml(before, text, other)
         case "json":
             return with_values(before, json.loads(text), _replaced)
     raise ValueError("what is in it cannot be kept")
 
 
-def _merged_toml(before: str, text: str) -> str:
+def _merged_toml(before: str, text: str, other: str) -> str:
+    """Merge; `other` is the snippet for a key that is given in the other way, whose names do not stay next to this."""
     import tomlkit
 
     try:
-        document = tomlkit.parse(before)
-    except tomlkit.exceptions.ParseError as error:
+        document, expected = tomlkit.parse(before), tomllib.loads(before)
+    except ValueError as error:
         raise ValueError(f"it is no TOML ({error})") from None
+    for values in (document, expected):
+        _forget(values, tomllib.loads(other), tomllib.loads(text))
     _merge(document, tomlkit.parse(text))
-    return tomlkit.dumps(document)
+    _merge(expected, tomllib.loads(text))
+    after = tomlkit.dumps(document)
+    if tomllib.loads(after) != expected:  # as tomlkit 0.15 does with dotted keys
+        raise ValueError("it is laid out in a way that cannot be kept")
+    return after
+
+
+def _forget(value: Any, other: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Take names out that are in the one and not in the other."""
+    for name, old in other.items():
+        if name not in wanted:
+            value.pop(name, None)
+        elif isinstance(old, dict) and isinstance(value.get(name), dict):
+            _forget(value[name], old, wanted[name])
 
 
 def _merge(value: Any, new: Mapping[str, Any]) -> None:

@@ -95,6 +95,24 @@ def test_what_else_is_in_a_toml_file_stays_with_its_comments(served: RunningServ
     assert file.stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, file in WRITTEN.items() if file.endswith((".toml", ".json"))]
+)
+def test_a_server_that_gets_a_key_later_leaves_nothing_of_before(name: str, home: Path) -> None:
+    file = home / WRITTEN[name].removeprefix("~/")
+    with running(ScriptedEngine([])) as open_server:
+        assert connect(open_server, name, "--write", "-y") == 0
+        url = open_server.url
+    with running(ScriptedEngine([]), api_key="s3cret") as served:
+        assert connect(served, name, "--write", "-y", "--key", "s3cret") == 0
+        merged = file.read_text()
+        file.unlink()
+        assert connect(served, name, "--write", "-y", "--key", "s3cret") == 0
+        load = LOADERS[file.suffix[1:]]
+        assert load(merged) == load(file.read_text())
+        assert url not in merged or url == served.url
+
+
 def test_a_table_of_a_list_is_known_by_its_name(served: RunningServer, home: Path) -> None:
     file = home / ".vibe/config.toml"
     file.parent.mkdir()
@@ -111,6 +129,8 @@ def test_a_table_of_a_list_is_known_by_its_name(served: RunningServer, home: Pat
         ("opencode", '{"a": 1 // b', "is no JSON"),
         ("opencode", "[1]", "is no JSON object"),
         ("codex", "= broken", "it is no TOML"),
+        ("codex", "model_providers = {a = {}}", "cannot"),
+        ("codex", 'model_providers.a = {name = "a"}', "cannot be kept"),
         ("continue", "name: mine\n", "what is in it cannot be kept"),
     ],
 )
