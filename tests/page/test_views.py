@@ -71,7 +71,7 @@ def test_the_api_is_shown_from_its_document(open_page: OpenPage, scripted: str) 
 
 @pytest.mark.parametrize(
     ("locale", "hello"),
-    [("ja-JP", "何を聞きますか?"), ("zh-CN", "想问点什么？"), ("fr-FR", "What would you like to ask?")],
+    [("ja-JP", "何を聞きますか？"), ("zh-CN", "想问点什么？"), ("fr-FR", "What would you like to ask?")],
 )
 def test_the_browsers_language_is_taken_and_can_be_changed(
     open_page: OpenPage, scripted: str, locale: str, hello: str

@@ -104,7 +104,7 @@ def test_no_script_makes_elements_of_a_text() -> None:
 
 def test_every_file_that_a_file_names_is_there() -> None:
     names = {path.name for path in FILES}
-    imported = set(re.findall(r"(?:from|import)\s*\(?\s*\"\./([^\"]+)\"", SCRIPTS))
+    imported = set(re.findall(r"(?:from|import|\?|:)\s*\(?\s*\"\./([^\"]+)\"", SCRIPTS))
     linked = {
         each
         for name, text in OURS.items()
@@ -127,7 +127,7 @@ def test_every_text_that_is_shown_is_there_and_every_one_is_shown() -> None:
     assert named - WORDS.keys() == set()
     quoted = set(re.findall(r"[\"'`]([\w.]+)[\"'`]|\b(\w+): \[", SCRIPTS))
     known = {word for pair in quoted for word in pair} | named
-    composed = re.compile(r"(outcome|type)\.\w+|\w+(Hint|Percent)")
+    composed = re.compile(r"(outcome|type|can)\.\w+|\w+(Hint|Percent)")
     said = {
         *Effort,
         *get_args(ModelState.__value__),
@@ -215,10 +215,15 @@ def test_a_key_sees_its_own_requests_and_the_models_it_may_use(tmp_path: Path) -
 
 
 def test_clients_are_told_the_address_the_page_has_and_the_model_that_was_chosen(client: Client) -> None:
-    clients = client.get("/page/clients.json?url=http://192.0.2.7:8080&model=qwen").get_json()
+    clients = client.get("/page/clients.json?url=http://192.0.2.7:8080&model=scripted").get_json()
     [codex] = [each for each in clients if each["name"] == "codex"]
     assert 'base_url = "http://192.0.2.7:8080/v1"' in codex["snippets"][0]["text"]
-    assert 'model = "qwen"' in codex["snippets"][0]["text"]
+    assert 'model = "scripted"' in codex["snippets"][0]["text"]
+
+
+def test_a_model_that_is_not_there_is_refused(client: Client) -> None:
+    response = client.get("/page/clients.json?model=nobody")
+    assert (response.status_code, response.get_json()["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize("url", ["http://localhost:port", "http://[", "http://localhost:99999"])

@@ -9,23 +9,21 @@ import hashlib
 import mimetypes
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from werkzeug import Response
 
-from mlx_backend.api import json_text
 from mlx_backend.api.base import Operation
 from mlx_backend.api.errors import ApiError
-from mlx_backend.clients import CLIENTS, UNUSED, ServerAccess
+from mlx_backend.server.client_setups import ClientsHandler
 from mlx_backend.server.errors import DefaultErrors
-from mlx_backend.server.handlers import Route, json_response
+from mlx_backend.server.handlers import Route
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from werkzeug import Request
 
-    from mlx_backend.clients import ClientSetup
     from mlx_backend.server.handlers import Backend, Handler
 
 FOLDERS = tuple(Path(__file__).parent / name for name in ("static", "vendor"))
@@ -97,65 +95,11 @@ class PageOrAnswer(DefaultErrors):
         return response
 
 
-class FilledSnippet(TypedDict):
-    """A piece of configuration or code, and the file it belongs into, if there is one."""
-
-    language: str
-    file: str
-    text: str
-
-
-class FilledClient(TypedDict):
-    """How a program is set up for this server; `about` and `more` are Markdown."""
-
-    name: str
-    title: str
-    kind: str
-    about: str
-    snippets: list[FilledSnippet]
-    more: str
-
-
-class ClientsHandler(DefaultErrors):
-    """How programs are set up for this server, under the address by which the page has reached it."""
-
-    operation = Operation(summary="How clients are set up for a server", answer=list[FilledClient])
-
-    def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
-        """Return every client, filled in with `url`, `model` and `context`. Keys are left to a variable."""
-        usual, sent = ServerAccess(), request.args
-        access = ServerAccess(
-            url=sent.get("url", usual.url),
-            model=sent.get("model", usual.model),
-            context=sent.get("context", usual.context, type=int),
-            secret=UNUSED if backend.client.key is None else None,
-        )
-        try:
-            filled = [_filled(name, client, access) for name, client in CLIENTS.items()]
-        except ValueError:
-            raise ApiError(400, f"url is {access.url[:200]!r}: that is no address.", param="url") from None
-        return json_response(json_text.body(filled))
-
-
-def _filled(name: str, client: ClientSetup, access: ServerAccess) -> FilledClient:
-    return {
-        "name": name,
-        "title": client.title,
-        "kind": client.kind,
-        "about": client.description(access),
-        "snippets": [
-            {"language": each.language, "file": each.file, "text": each.filled(access)}
-            for each in client.snippets
-        ],
-        "more": client.remarks(access),
-    }
-
-
 def page_routes() -> list[Route]:
     """Return the addresses of the page's files. They tell no secrets: what needs a key is requested by the page."""
     return [
         Route(
-            "GET", "/docs", PageFile("docs.html", "This document, for reading in a browser"), needs_key=False
+            "GET", "/docs", PageFile("index.html", "This document, for reading in a browser"), needs_key=False
         ),
         Route("GET", "/page/clients.json", ClientsHandler()),
         Route("GET", "/page/<path:name>", PageFile(), needs_key=False),

@@ -20,7 +20,7 @@ function plot(title, points, show, { line = false } = {}) {
   const most = Math.max(...inside.map(([, value]) => value), 0), last = inside.at(-1)?.[1];
   const place = ([at, value]) => [((at - from) / (60 * MINUTES)) * WIDTH, HEIGHT - 4 - (most ? value / most : 0) * (HEIGHT - 12)];
   const marks = line ? [svg("polyline", { points: inside.map((each) => place(each).map((value) => value.toFixed(1)).join(",")).join(" ") })]
-    : inside.map((each) => svg("circle", { cx: place(each)[0].toFixed(1), cy: place(each)[1].toFixed(1), r: 3 }));
+    : inside.map((each) => svg("path", { d: `M${place(each).map((value) => value.toFixed(1))}h0` }));
   const text = inside.length ? t("plotFact", { last: show(last), most: show(most) }) : t("nothingYet");
   return h("figure", {}, h("figcaption", {}, h("strong", {}, title), h("span", {}, text)),
     svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${title}: ${text}` },
@@ -44,8 +44,7 @@ export async function refresh() {
   const tile = (label, value) => h("div", { class: "tile" }, h("span", { class: "value" }, value), h("span", {}, label));
   put(tiles, tile(t("running"), count(running)), tile(t("inQueue"), count(waiting)),
     tile(t("cachedShare"), prompt ? percent(sum("cached_tokens", replies) / prompt) : "–"),
-    tile(t("generated"), count(sum("completion_tokens", replies))),
-    tile(t("version"), server.health?.version || "–"));
+    tile(t("generated"), count(sum("completion_tokens", replies))));
   put(memory, memoryBar(use));
   const of = (value) => replies.map((each) => [each.at + each.seconds, value(each)]);
   put(plots, 

@@ -42,9 +42,7 @@ function onkeydown(event) {
 }
 
 async function fill() {
-  const model = server.models.find((each) => each.id === picker.value);
-  const query = new URLSearchParams({ url: base(), model: picker.value, ...(model?.context_length && { context: model.context_length }) });
-  clients = await get(`page/clients.json?${query}`);
+  clients = await get(`page/clients.json?${new URLSearchParams({ url: base(), model: picker.value })}`);
   put(tabs, Object.entries(titles).map(([kind, title]) => h("div", { role: "presentation" }, h("h2", { role: "presentation" }, title),
     clients.map((client, index) => client.kind === kind && h("button", { type: "button", role: "tab", onclick: () => show(index), onkeydown }, client.title)))));
   show(Math.min(chosen, clients.length - 1));

@@ -20,7 +20,7 @@ document.documentElement.lang = language === "zh" ? "zh-Hans" : language;
 
 /** The text of a key in the reader's language; {names} are filled in. */
 export function t(key, values = {}) {
-  const text = WORDS[key]?.[codes.indexOf(language)] ?? key;
+  const text = WORDS[key]?.[codes.indexOf(language)] ?? key.split(".").pop();
   return text.replace(/\{(\w+)\}/g, (_, name) => values[name] ?? "");
 }
 

@@ -37,14 +37,15 @@ function card(model, aliases) {
   const state = health?.state || model.state, size = activity?.models.find((each) => each.model === model.id);
   const isBusy = BUSY.includes(state) || asked.has(model.id), isIn = ["ready", "restarting"].includes(state);
   const row = (label, value) => value ? [h("dt", {}, label), h("dd", {}, value)] : null;
-  const chips = (values, chosen) => values?.length ? h("span", { class: "chips" }, values.map((each) => h("span", { class: each === chosen ? "chip chosen" : "chip" }, t(each) + (each === chosen ? ` (${t("standard")})` : "")))) : null;
+  const chip = (text, isChosen) => h("span", { class: isChosen ? "chip chosen" : "chip" }, isChosen ? `${text} (${t("standard")})` : text);
+  const chips = (made) => (made?.length ? h("span", { class: "chips" }, made) : null);
   const shown = h("article", { class: "card", "aria-label": model.id },
     h("header", {}, h("h2", {}, model.id), h("span", { class: `state ${state}` }, t(state) + (isBusy && health?.percent !== undefined ? ` ${health.percent} %` : ""))),
     health?.percent !== undefined ? h("progress", { max: 100, value: health.percent, "aria-label": t(state) }) : null,
     h("dl", {},
       row(t("kind"), t(`type.${model.type}`)),
-      row(t("effort"), chips(model.reasoning?.efforts, model.reasoning?.default)),
-      row(t("can"), chips(model.capabilities.filter((each) => !["completion", "embedding", "rerank"].includes(each)))),
+      row(t("effort"), chips(model.reasoning?.efforts.map((each) => chip(t(each), each === model.reasoning.default)))),
+      row(t("can"), chips(model.capabilities.filter((each) => !["completion", "embedding", "rerank"].includes(each)).map((each) => chip(t(`can.${each}`))))),
       row(t("context"), model.context_length && t("tokens", { count: count(model.context_length) }) + (model.available_context < model.context_length ? `; ${t("available", { count: count(model.available_context) })}` : "")),
       row(t("size"), size && [bytes(size.weights), size.fits === undefined ? "" : size.fits ? ` · ${t("fits")}` : h("strong", { class: "bad" }, ` · ${t("fitsNot", { room: bytes(activity.memory.max_weights) })}`)]),
       row(t("dialect"), model.dialect && h("span", { title: model.dialect.recognised_by }, model.dialect.name)),

@@ -1,7 +1,6 @@
 // The chats, kept in this browser alone: in its IndexedDB, the newest of them, within bounds of number and bytes.
 export const MAX_CHATS = 200, MAX_BYTES = 64 * 1024 * 1024;
 
-const memory = new Map(); // where the browser keeps nothing
 let opened = null;
 
 function database() {
@@ -28,7 +27,7 @@ async function run(mode, work) {
 
 /** All chats, the newest first. */
 export async function loadChats() {
-  const chats = (await run("readonly", (store) => store.getAll())) || [...memory.values()];
+  const chats = (await run("readonly", (store) => store.getAll())) || [];
   return chats.sort((one, other) => other.updated - one.updated);
 }
 
@@ -37,14 +36,11 @@ export async function saveChat(chat) {
   const kept = structuredClone({ ...chat, bytes: 0 });
   kept.bytes = chat.bytes = JSON.stringify(kept).length;
   try {
-    if (await run("readwrite", (store) => store.put(kept))) return true;
-    memory.set(kept.id, kept);
-    return true;
+    return Boolean(await run("readwrite", (store) => store.put(kept)));
   } catch { return false; } // the disk is full
 }
 
 export async function deleteChat(id) {
-  memory.delete(id);
   await run("readwrite", (store) => store.delete(id));
 }
 
