@@ -18,7 +18,7 @@ from mlx_backend.server.reply_response import (
     ReplyResponder,
     header_safe,
 )
-from mlx_backend.server.request_body import read_body
+from mlx_backend.server.request_body import check_places, read_body
 from mlx_backend.server.request_log import LEFT
 from mlx_backend.server.wsgi_server import ON_DISCONNECT, PUMP
 
@@ -209,9 +209,11 @@ type _Preparation = Callable[[], AbstractContextManager[None]]
 
 def _parsed[C](parse: Callable[[bytes], C], request: Request, backend: Backend) -> tuple[C, _Preparation]:
     """Return what is made of a request's body, and the context in which the rest of the request is prepared."""
-    body = read_body(request, backend.settings.max_body_bytes, backend.settings.max_images_bytes)
+    limits = backend.settings.max_body_bytes, backend.settings.max_images_bytes
+    body = read_body(request, *limits)
     preparation = partial(backend.preparations.of, len(body), _on_disconnect(request), backend.client.share)
     with preparation():
+        check_places(body, *limits)
         return parse(body), preparation
 
 

@@ -2,7 +2,7 @@
 
 Images have a limit of their own: a long text in JSON takes little more memory than its bytes, and an image is one; many
 small values take a hundred times theirs. The limits hold for what a compressed body becomes, and so does the count of
-the bytes that are held for clients. Knows HTTP; of what is in a body only what an image looks like.
+the bytes that are held for clients. Knows HTTP; where in a body images may stand, api/image_places.py knows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
 from mlx_backend.api.errors import ApiError
+from mlx_backend.api.image_places import IMAGE, misplaced_characters
+from mlx_backend.api.json_text import decode_json
 from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.server.wsgi_server import HOLD_BODY, TOO_MANY_BODIES
 
@@ -23,9 +25,7 @@ if TYPE_CHECKING:
 
     from werkzeug import Request
 
-# A data URI, or the base64 in which tools hand on images: it begins as a PNG, a JPEG, a GIF or a WebP does. PHP's
-# encoder puts a backslash before a slash.
-_IMAGE = re.compile(rb'"(?:data:image\\?/[^"]*|(?:iVBORw|\\?/9j|R0lGOD|UklGR)[A-Za-z0-9+/=\\_-]*)"')
+_IMAGE = re.compile(b'"' + IMAGE.encode())
 _REMEDY = (
     "Images count in every message, also in earlier ones: send smaller ones, or begin a new conversation."
 )
@@ -58,8 +58,17 @@ def read_body(request: Request, max_bytes: int, max_images_bytes: int) -> bytes:
             400, f"The body ended before its {request.content_length} bytes had arrived."
         ) from None
     if len(body) > max_bytes:
-        _check_size(body, max_bytes, max_images_bytes)
+        _check_size(body, _images_in(body), max_bytes, max_images_bytes)
     return body
+
+
+def check_places(body: bytes, max_bytes: int, max_images_bytes: int) -> None:
+    """Raise the 413 of a body that is larger than its texts may be by images where none may stand.
+
+    The body is decoded for it; a smaller one is not looked at.
+    """
+    if len(body) > max_bytes and (misplaced := misplaced_characters(decode_json(body))):
+        _check_size(body, _images_in(body) - misplaced, max_bytes, max_images_bytes)
 
 
 def _encoding_of(request: Request) -> str | None:
@@ -116,8 +125,11 @@ def _inflated(body: bytes, bits: int) -> Iterator[bytes]:
         raise zlib.error
 
 
-def _check_size(body: bytes, max_bytes: int, max_images_bytes: int) -> None:
-    images = sum(match.end() - match.start() for match in _IMAGE.finditer(body))
+def _images_in(body: bytes) -> int:
+    return sum(match.end() - match.start() for match in _IMAGE.finditer(body))
+
+
+def _check_size(body: bytes, images: int, max_bytes: int, max_images_bytes: int) -> None:
     if len(body) - images > max_bytes:
         raise ApiError(
             413,

@@ -395,6 +395,93 @@ def test_images_have_a_limit_of_their_own(slash: bytes) -> None:
             assert (answered, says in answer["error"]["message"]) == (status, True), answer
 
 
+IMAGE = "data:image/png;base64," + "A" * 150_000
+BARE = "iVBORw0KGgo" + "A" * 150_000
+CHAT_PART = {"type": "image_url", "image_url": {"url": IMAGE}}
+INPUT_PART = {"type": "input_image", "image_url": IMAGE}
+BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BARE}}
+
+
+def of_user(content: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **fields}
+
+
+def of_tool(content: Any) -> list[dict[str, Any]]:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    return [
+        of_user("Hi"),
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": content},
+    ]
+
+
+def result_item(output: Any) -> list[dict[str, Any]]:
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    return [call, {"type": "function_call_output", "call_id": "c1", "output": output}]
+
+
+WHERE_IMAGES_STAND: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": [of_user([CHAT_PART])]}),
+    ("/v1/chat/completions", {"messages": [of_user([INPUT_PART])]}),
+    ("/v1/chat/completions", {"messages": of_tool(IMAGE)}),
+    ("/v1/chat/completions", {"messages": of_tool([CHAT_PART])}),
+    ("/v1/chat/completions", {"messages": of_tool(json.dumps({"screenshot": BARE}))}),
+    ("/v1/responses", {"input": [of_user([INPUT_PART])]}),
+    ("/v1/responses", {"input": result_item([INPUT_PART])}),
+    ("/v1/responses", {"input": result_item(IMAGE)}),
+    ("/v1/messages", {"messages": [of_user([BLOCK])]}),
+    ("/v1/messages/count_tokens", {"messages": [of_user([BLOCK])]}),
+    (
+        "/v1/messages",
+        {"messages": [of_user([{"type": "document", "source": {"type": "content", "content": [BLOCK]}}])]},
+    ),
+    ("/api/chat", {"messages": [of_user("What?", images=[BARE])]}),
+    ("/api/generate", {"prompt": "What?", "images": [BARE]}),
+]
+WHERE_NONE_STANDS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": [of_user("Hi")], "metadata": {"a": IMAGE}}),
+    ("/v1/chat/completions", {"messages": [of_user("Hi")], "metadata": {IMAGE: "a"}}),
+    ("/v1/chat/completions", {"messages": [of_user("Hi", name=IMAGE)]}),
+    ("/v1/chat/completions", {"messages": [of_user(IMAGE)]}),
+    ("/v1/chat/completions", {"messages": [of_user([{"type": "text", "text": IMAGE}])]}),
+    ("/v1/chat/completions", {"messages": of_tool("data:image/" + "Hi. " * 40_000)}),
+    ("/v1/chat/completions", {"messages": [of_user("Hi")], "user": ["data:image/png;base64,AA"] * 6000}),
+    ("/v1/completions", {"prompt": IMAGE}),
+    ("/v1/responses", {"input": IMAGE}),
+    ("/v1/responses", {"input": "Hi", "instructions": BARE}),
+    ("/v1/messages", {"messages": [of_user("Hi")], "system": IMAGE}),
+    ("/api/chat", {"messages": [of_user("Hi")], "options": {"images": [BARE]}}),
+    ("/api/generate", {"prompt": IMAGE}),
+    ("/v1/embeddings", {"input": IMAGE}),
+    ("/v1/rerank", {"query": "Hi", "documents": [IMAGE]}),
+    ("/v1/tokenize", {"prompt": IMAGE}),
+]
+
+
+@pytest.fixture(scope="module")
+def small_texts() -> Iterator[Any]:
+    with (
+        ScriptedEngine([]) as engine,
+        running(engine, max_body_bytes=100_000, max_images_bytes=3 << 20) as server,
+    ):
+        yield server
+
+
+@pytest.mark.parametrize(("path", "body"), WHERE_IMAGES_STAND, ids=range(len(WHERE_IMAGES_STAND)))
+def test_where_images_may_stand_they_have_their_limit(
+    small_texts: Any, path: str, body: dict[str, Any]
+) -> None:
+    status, answer = small_texts.call(path, json.dumps({"max_tokens": 1, "stream": False, **body}).encode())
+    assert status != 413, answer
+
+
+@pytest.mark.parametrize(("path", "body"), WHERE_NONE_STANDS, ids=range(len(WHERE_NONE_STANDS)))
+def test_anywhere_else_an_image_is_a_text(small_texts: Any, path: str, body: dict[str, Any]) -> None:
+    status, answer = small_texts.call(path, json.dumps({"max_tokens": 1, "stream": False, **body}).encode())
+    assert status == 413
+    assert "larger than 100000 bytes without its images" in json.dumps(answer)
+
+
 def chunked(body: bytes) -> bytes:
     return b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
 
