@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from mlx_backend.declaration import Kind, Setting, one_of_words, switch
 from mlx_backend.errors import EngineError
 from mlx_backend.models import files as model_files
-from mlx_backend.models.files import ENCODERS, read_json_or_empty
+from mlx_backend.models.files import ENCODERS, MAX_JSON_BYTES, read_json_or_empty, read_small
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -187,7 +187,7 @@ def _from_files(folder: Path, name: str, found: EmbeddingConfig) -> EmbeddingCon
 def _modules(folder: Path, name: str) -> _Modules:
     """Read modules.json: the network, its pooling, and the layers after it."""
     try:
-        listed = json.loads((folder / "modules.json").read_bytes())
+        listed = json.loads(read_small(folder / "modules.json", MAX_JSON_BYTES))
         steps = [(str(step["type"]).rpartition(".")[2], str(step["path"])) for step in listed]
     except FileNotFoundError:
         return _Modules(pooling=read_json_or_empty(folder / "1_Pooling" / "config.json"))

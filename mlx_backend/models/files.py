@@ -7,7 +7,9 @@ that is only listed are described alike. What a file does not say, or cannot be 
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +20,7 @@ from mlx_backend.models.templates import stand_in
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-    from typing import TypeGuard
+    from typing import BinaryIO, TypeGuard
 
 type ModelType = Literal["llm", "embedding", "rerank"]
 
@@ -43,23 +45,43 @@ _MAX_CONTEXT = 1 << 31
 # Of one architecture: elsewhere the name says something else.
 _OWN_CONTEXT_KEYS = {"lille-130m": "block_size"}
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_MAX_JSON_BYTES = 16 << 20
+MAX_JSON_BYTES = 16 << 20
 """Bytes of a file that should be small."""
 _MAX_TEMPLATE_BYTES = 512 << 10
 """Bytes of a template; the longest that are published have about 20 KiB."""
 _WITH_TOOLS = "tool_use"
 """The usual name of a second template, which is used when there are tools."""
 _TOKENIZER_HEAD = 1 << 20
-"""Characters of tokenizer.json that are read; the added tokens come before the vocabulary."""
+"""Bytes of tokenizer.json that are read; the added tokens come before the vocabulary."""
 _ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
+
+
+def open_file(file: Path) -> BinaryIO:
+    """Open a file of a model's folder. Raises OSError, or ValueError for what is no file.
+
+    The folder is a stranger's: a pipe or a device may stand there, which has no end.
+    """
+    opened = open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb")  # noqa: PTH123, SIM115
+    if stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+        return opened
+    opened.close()
+    raise ValueError(f"{file.name} is no file, but a folder, a pipe or a device")
+
+
+def read_small(file: Path, max_bytes: int) -> bytes:
+    """Read a file. Raises OSError, or ValueError for what is no file or larger than that."""
+    with open_file(file) as opened:
+        data = opened.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"{file.name} is larger than {max_bytes >> 10:,} KiB")
+    return data
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """Read a file that holds a JSON object. Raises OSError, or ValueError with what is wrong with the file."""
-    if file.stat().st_size > _MAX_JSON_BYTES:
-        raise ValueError(f"{file.name} is larger than {_MAX_JSON_BYTES >> 20} MiB")
+    data = read_small(file, MAX_JSON_BYTES)
     try:
-        value = json.loads(file.read_bytes())
+        value = json.loads(data)
     except RecursionError:
         raise ValueError(f"{file.name} is nested too deeply") from None
     except ValueError as error:
@@ -196,10 +218,9 @@ def own_chat_template(folder: Path) -> str | None:
         (_WITH_TOOLS, folder / "additional_chat_templates" / f"{_WITH_TOOLS}.jinja"),
     ):
         if file.is_file():
-            if file.stat().st_size > _MAX_TEMPLATE_BYTES:
-                raise ValueError(f"{file.name} is larger than {_MAX_TEMPLATE_BYTES >> 10} KiB")
             try:
-                found[name] = file.read_text(encoding="utf-8")
+                text = read_small(file, _MAX_TEMPLATE_BYTES).decode("utf-8")
+                found[name] = text.replace("\r\n", "\n")
             except UnicodeDecodeError as error:
                 raise ValueError(f"{file.name} cannot be read: {error}") from None
     for template in found.values():
@@ -288,9 +309,9 @@ def _added_entries(folder: Path) -> Iterator[tuple[str, str, bool]]:
 def _tokenizer_added_tokens(folder: Path) -> list[Any]:
     """Read the added tokens of tokenizer.json without the megabytes of vocabulary after them."""
     try:
-        with (folder / "tokenizer.json").open(encoding="utf-8", errors="replace") as file:
-            head = file.read(_TOKENIZER_HEAD)
-    except OSError:
+        with open_file(folder / "tokenizer.json") as file:
+            head = file.read(_TOKENIZER_HEAD).decode("utf-8", "replace")
+    except (OSError, ValueError):
         return []
     found = _ADDED_TOKENS.search(head)
     if found is None:

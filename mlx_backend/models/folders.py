@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import time
@@ -17,7 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mlx_backend.errors import EngineError, first_line
-from mlx_backend.models.files import ENCODERS, ModelFiles, quantization, read_json, read_json_or_empty
+from mlx_backend.models.files import (
+    ENCODERS,
+    MAX_JSON_BYTES,
+    ModelFiles,
+    quantization,
+    read_json,
+    read_json_or_empty,
+    read_small,
+)
 from mlx_backend.models.tasks import why_not_served
 
 if TYPE_CHECKING:
@@ -41,11 +50,22 @@ _INDEX: Final = "model.safetensors.index.json"
 _PART: Final = re.compile(r"(model.*)-(\d+)-of-(\d+)\.safetensors")
 """The name of a part of the weights: what they are called, its number, and how many there are."""
 _MISSING_ARGUMENTS: Final = re.compile(r"__init__\(\) missing \d+ required positional arguments?: (.*)")
+_MAX_TOKENIZER_BYTES: Final = 40 << 20
+"""Bytes of a vocabulary and whatever else a library reads at once; the largest that are published have 33 MB."""
+_MAX_ADDED_TOKENS: Final = 20_000
+"""Tokens added to a vocabulary, in one file; transformers takes time with their square. Published are up to 7,000."""
+_MAX_HEADER: Final = 32 << 20
+"""Bytes of the table of contents of a file of weights; those there are have less than 10 MB."""
+_MAX_REVISION: Final = 100
+_COUNT: Final = re.compile(r"(?:^|_)(?:n|num)_(?:\w+_)?(?:layers?|blocks|experts|heads)$|^(?:layers|depth)$")
+_MAX_COUNT: Final = 10_000
+"""Of layers, experts or heads, whatever the weights say: several experts may be one tensor."""
 _POINTER: Final = b"version https://git-lfs"
 _MAX_POINTER: Final = 1024
 """Bytes of a file that may be a pointer; those there are have 130."""
 _NOT_UTF8: Final = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 _UNFINISHED: Final = ("*.incomplete", "*.part", "*.partial", "*.crdownload", "*.download", "*.aria2", "*.!qB")
+_TOKENIZER: Final = "tokenizer.json"
 _TOKENIZER_SETTINGS: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _ADAPTER_CONFIG: Final = "adapter_config.json"
 _ADAPTER_WEIGHTS: Final = "adapters.safetensors"  # what mlx-lm loads
@@ -140,8 +160,8 @@ def _current_snapshot(repository: Path, changes: ChangeDetector) -> Path | None:
     for path in (repository, revision):
         changes.add(path)
     try:
-        commit = revision.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
+        commit = read_small(revision, _MAX_REVISION).decode("ascii").strip()
+    except (OSError, ValueError):
         return None
     return repository / "snapshots" / commit if commit.isalnum() else None
 
@@ -209,7 +229,7 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
             f"{' and in '.join(below)}. Name that folder."
         )
     check_names(name, names, str(folder))
-    _check_pointers(name, folder)
+    _check_files(name, folder)
     try:
         config = read_json(folder / "config.json")
         if (folder / "config.json").read_bytes().startswith(_NOT_UTF8):  # which other readers insist on
@@ -234,10 +254,12 @@ def read_model(folder: Path, name: str) -> dict[str, Any]:
     config = read_config(folder, name)
     check_weights(name, [file.name for file in folder.iterdir()], config, str(folder))
     _check_complete(name, folder)
-    _check_headers(name, folder)
-    for file in (folder / each for each in _TOKENIZER_SETTINGS):
+    _check_counts(name, config, _check_headers(name, folder))
+    for file in (folder / each for each in (_TOKENIZER, *_TOKENIZER_SETTINGS)):
         try:
-            if file.is_file():
+            if file.is_file() and file.read_bytes().count(b'"single_word"') > _MAX_ADDED_TOKENS:
+                raise ValueError(f"{file.name} adds more than {_MAX_ADDED_TOKENS:,} tokens")
+            if file.is_file() and file.name != _TOKENIZER:
                 read_json(file)
         except ValueError as error:
             raise EngineError(
@@ -266,7 +288,7 @@ def problem_of(folder: Path, name: str) -> str | None:
         return None
     try:
         check_names(name, names, str(folder))
-        _check_pointers(name, folder)
+        _check_files(name, folder)
         config = read_json_or_empty(folder / "config.json")
         if reason := why_not_served(name, config, names):
             return reason
@@ -282,14 +304,32 @@ def _models_within(folder: Path) -> list[str]:
     return sorted(str(file.parent) for file in found if weight_files(file.parent))
 
 
-def _check_pointers(name: str, folder: Path) -> None:
-    """Raise EngineError if git has left out a large file, and a text that stands for it is there."""
+def _check_files(name: str, folder: Path) -> None:
+    """Raise EngineError for what is no file, what is too large to be read at once, and what git has left out.
+
+    Libraries that load models open all of these by their names, and read a pipe or a device for ever.
+    """
     for file in folder.iterdir():
+        is_file = file.is_file()
+        if not is_file and file.exists() and not file.is_dir():
+            raise EngineError(f"{file.name} of {name!r} is no file, but a pipe or a device: remove it.")
+        if is_file and file.stat().st_size > (most := _max_bytes(file)):
+            raise EngineError(
+                f"{file.name} of {name!r} is larger than {format_size(int(most))}, which is more than any model needs: "
+                "fetch it again."
+            )
         if _is_pointer(file):
             raise EngineError(
                 f"{file.name} of {name!r} is a pointer of git-lfs and not the file itself: run `git lfs pull` in "
                 f"{folder}."
             )
+
+
+def _max_bytes(file: Path) -> float:
+    """Return how large a file may be that is read at once; weights, and what is not read, may have any size."""
+    if file.match("*.safetensors") or not any_match([file.name], *NEEDED_FILES):
+        return math.inf
+    return MAX_JSON_BYTES if file.name.endswith("config.json") else _MAX_TOKENIZER_BYTES
 
 
 def _is_pointer(file: Path) -> bool:
@@ -378,16 +418,32 @@ def _check_complete(name: str, folder: Path) -> None:
     )
 
 
-def _check_headers(name: str, folder: Path) -> None:
-    """Raise EngineError if a file of the weights is not what its name says, or is cut short."""
+def _check_counts(name: str, config: Mapping[str, Any], tensors: int) -> None:
+    """Raise EngineError for a configuration with more layers or experts than its weights could be for.
+
+    Whatever is counted there is made one by one before a weight is looked at.
+    """
+    for part in (config, *(each for each in config.values() if isinstance(each, dict))):
+        for key, value in part.items():
+            if isinstance(value, int) and _COUNT.search(key) and value > max(tensors, _MAX_COUNT):
+                raise EngineError(
+                    f"{name!r} cannot be loaded: its config.json says {key} = {value}, and its weights are {tensors} "
+                    "tensors. Correct the file, or fetch it again."
+                )
+
+
+def _check_headers(name: str, folder: Path) -> int:
+    """Return how many tensors there are. Raises EngineError for a file that is not what its name says, or cut short."""
+    tensors = 0
     for file in weight_files(folder):
         size = file.stat().st_size
         with file.open("rb") as opened:
             head = opened.read(8)
             length = int.from_bytes(head, "little")
-            described = opened.read(length) if 8 + length <= size else b""
+            described = opened.read(length) if 8 + length <= size and length <= _MAX_HEADER else b""
         try:
             parts = [each for key, each in json.loads(described).items() if key != "__metadata__"]
+            tensors += len(parts)
             is_whole = 8 + length + max((each["data_offsets"][1] for each in parts), default=0) <= size
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             is_whole = False
@@ -395,6 +451,7 @@ def _check_headers(name: str, folder: Path) -> None:
             raise EngineError(
                 f"{file.name} of {name!r} is damaged or cut short at {format_size(size)}: fetch it again."
             )
+    return tensors
 
 
 def gguf(name: str) -> str:

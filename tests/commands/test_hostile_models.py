@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import threading
 import urllib.error
 import urllib.request
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +19,7 @@ from server_process import ended, server_process
 from mlx_backend.demo import MODEL_PATH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from server_process import ServerProcess
@@ -37,6 +39,73 @@ def put(folder: Path, template: str | None = None) -> Path:
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
     return folder
+
+
+def configured(folder: Path, **fields: Any) -> None:
+    """Add a copy of the demo model whose configuration says something else."""
+    file = put(folder) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+NO_FILES = {
+    "config.json": "/dev/zero",
+    "tokenizer.json": "/dev/zero",
+    "special_tokens_map.json": "",
+    "model.safetensors": "",
+    "generation_config.json": "",
+    "vocab.json": "/dev/random",
+}
+"""What stands in a file's place: a link to a device, or else a pipe that nobody writes to."""
+
+
+def replaced(folder: Path, name: str, link: str) -> None:
+    file = put(folder) / name
+    file.unlink(missing_ok=True)
+    if link:
+        file.symlink_to(link)
+    else:
+        os.mkfifo(file)
+
+
+def enlarged(folder: Path, name: str, size: int) -> None:
+    """Make a file as large as that, of which the disk holds little."""
+    os.truncate(put(folder) / name, size)
+
+
+def with_added(folder: Path, count: int) -> None:
+    file = put(folder) / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    added = tokenizer["added_tokens"]
+    added += [{**added[-1], "id": 10_000 + at, "content": f"<{at}>"} for at in range(count)]
+    file.write_text(json.dumps(tokenizer))
+
+
+def with_table(folder: Path, size: int) -> None:
+    file = put(folder) / "model.safetensors"
+    file.write_bytes(size.to_bytes(8, "little"))
+    os.truncate(file, 2 * size)
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "many-layers": (lambda folder: configured(folder, num_hidden_layers=10**8), "says num_hidden_layers ="),
+    "many-experts": (lambda folder: configured(folder, num_local_experts=10**8), "says num_local_experts ="),
+    "large": (lambda folder: enlarged(folder, "tokenizer.json", 41 << 20), "larger than 41.9 MB"),
+    "large-config": (lambda folder: enlarged(folder, "config.json", 17 << 20), "larger than 16.8 MB"),
+    "many-added": (lambda folder: with_added(folder, 21_000), "adds more than 20,000 tokens"),
+    "table": (lambda folder: with_table(folder, 64 << 20), "damaged or cut short"),
+    "circle": (
+        lambda folder: replaced(folder, "config.json", "config.json"),
+        "cannot be read: Too many levels",
+    ),
+    **{
+        f"endless-{at}": (
+            partial(replaced, name=name, link=link),
+            f"{name} of 'endless-{at}' is no file",
+        )
+        for at, (name, link) in enumerate(NO_FILES.items())
+    },
+}
+"""How a folder is made, and what of the sentence says what is wrong with it."""
 
 
 def call(url: str, body: Any = None) -> tuple[int, Any]:
@@ -67,6 +136,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("models")
     put(folder / "good")
     put(folder / "word", WITH_A_WORD)
+    for name, (make, _) in FOLDERS.items():
+        make(folder / name)
+    (folder / "ring").symlink_to("ring")
+    (folder / "good" / "up").symlink_to("..")
     for name in SOME:
         put(folder / name.replace(" ", "-"), HOSTILE[name])
     with server_process("--models-dir", str(folder), "--model", str(folder / "good")) as server:
@@ -74,6 +147,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         server.send(signal.SIGTERM)
         server.process.wait(60)
         assert "Traceback" not in server.log_to_end()
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_that_would_fill_memory_or_never_end_is_refused_in_a_sentence(
+    server: ServerProcess, name: str
+) -> None:
+    status, answer = chat(server, name)
+    assert status >= 400
+    assert FOLDERS[name][1] in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("name", SOME)
