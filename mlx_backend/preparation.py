@@ -34,12 +34,13 @@ class PreparationCancelled(Exception):
 
 
 class Preparation:
-    """How long the work on one request may take, in seconds, and whether its client still waits for it.
+    """How long the work on one request may take, in seconds, and whether its `client` still waits for it.
 
     `cancel` may be called from any thread; everything else belongs to the thread that prepares.
     """
 
-    def __init__(self, seconds: float = math.inf) -> None:
+    def __init__(self, seconds: float = math.inf, client: str = "") -> None:
+        self.client = client
         self._seconds = seconds
         self._deadline = math.inf
         self._cancelled: PreparationCancelled | None = None

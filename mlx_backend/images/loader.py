@@ -8,9 +8,11 @@ a request waits for a fetch, others are prepared.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, contextmanager
+import sys
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from mlx_backend.errors import RequestError
 from mlx_backend.images import ImageError
@@ -28,8 +30,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DECODING_BYTES = 1 << 30
-MAX_FETCHED = 8
-"""Files of one server that are fetched, or were and are being decoded, at the same time."""
+MAX_FETCHED, MAX_FETCHED_OF_CLIENT, MAX_FETCHED_FROM_HOST = 8, 4, 4
+"""Files that are fetched, or were and are being decoded, at the same time: altogether, for one client, from one host.
+
+So addresses that never answer hold up who asks for them, and who else asks the same host.
+"""
 SHOWN_CHARACTERS = 40
 """Characters that an error repeats of what is no address."""
 COPIES = 26
@@ -62,7 +67,8 @@ class ImageLoader:
         self._fetcher = fetcher or ImageFetcher(
             AllowedAddresses(limits.hosts), max_bytes=limits.max_bytes, seconds=limits.seconds
         )
-        self._fetching = Slots(MAX_FETCHED)
+        self._fetching = Slots(MAX_FETCHED, max_of_client=MAX_FETCHED_OF_CLIENT)
+        self._hosts = Slots(sys.maxsize, max_of_client=MAX_FETCHED_FROM_HOST)
         self._decoding = Slots(decoding_bytes)
 
     @property
@@ -97,8 +103,9 @@ class ImageLoader:
         if is_data_uri(source.url):
             return self._decoded(source, decode_data_uri(source.url, self._limits.max_bytes))
         with ExitStack() as stack:
-            with current().waiting():
-                stack.enter_context(_slot_for(self._fetching))  # until it is decoded: the file takes memory
+            with current().waiting(), _slot_for(self._hosts, _host_of(source.url)):
+                # Until it is decoded: the file takes memory.
+                stack.enter_context(_slot_for(self._fetching, current().client))
                 data = self._fetch(source.url)
             return self._decoded(source, data)
 
@@ -129,17 +136,23 @@ class ImageLoader:
         return self._fetcher.fetch(url)
 
     def _reserve(self, nbytes: int) -> AbstractContextManager[None]:
-        return _slot_for(self._decoding, nbytes)
+        return _slot_for(self._decoding, amount=nbytes)
 
 
 def _beginning(url: str) -> str:
     return url if len(url) <= SHOWN_CHARACTERS else url[:SHOWN_CHARACTERS] + "…"
 
 
+def _host_of(url: str) -> str:
+    with suppress(ValueError):
+        return urlsplit(url).hostname or ""
+    return ""
+
+
 @contextmanager
-def _slot_for(slots: Slots, amount: int = 1) -> Iterator[None]:
+def _slot_for(slots: Slots, client: str = "", amount: int = 1) -> Iterator[None]:
     preparation = current()
-    with slots.slot_for(preparation, preparation.seconds_left, amount=amount) as has_slot:
+    with slots.slot_for(preparation, preparation.seconds_left, client, amount) as has_slot:
         preparation.check()
         assert has_slot  # without one, there is no time left, and the line above has raised
         yield

@@ -62,7 +62,7 @@ class Preparations:
 
         Raises PreparationCancelled if the client leaves or the server stops, EngineBusy if no slot comes free.
         """
-        preparation = Preparation(self._seconds)
+        preparation = Preparation(self._seconds, client)
         is_large = body_bytes >= LARGE_BODY
         slots = self._large_slots if is_large else self._small_slots
         # A small one waits for milliseconds of others' work, also where no request is to wait for the engine.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import ExitStack, closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,14 @@ from picture_site import PictureSite, found, moved
 from mlx_backend.errors import RequestError
 from mlx_backend.images import Detail, ImageSource, Picture
 from mlx_backend.images.decode import BYTES_PER_PIXEL
-from mlx_backend.images.loader import COPIES, ImageLimits, ImageLoader
+from mlx_backend.images.fetch import AllowedAddresses, ImageFetcher
+from mlx_backend.images.loader import (
+    COPIES,
+    MAX_FETCHED_FROM_HOST,
+    MAX_FETCHED_OF_CLIENT,
+    ImageLimits,
+    ImageLoader,
+)
 from mlx_backend.preparation import Preparation
 
 if TYPE_CHECKING:
@@ -181,3 +189,63 @@ def test_others_are_prepared_while_a_request_waits_for_a_fetch_and_not_while_it_
     with PictureSite({"/a.png": answer}) as site, Preparation(60).running(without_turn):
         assert loaded(ImageLoader(limits), [ImageSource(where="here", url=site.url()), source(png())])
     assert events == ["others have the turn", "fetched", "it has the turn"]
+
+
+def test_addresses_that_never_answer_hold_up_no_other_client_and_no_other_host() -> None:
+    asked, is_over = threading.Semaphore(0), threading.Event()
+
+    def never(_connection: socket.socket) -> None:
+        asked.release()
+        is_over.wait(60)
+
+    hosts = ("127.0.0.1", "localhost")
+    loader = ImageLoader(ImageLimits(allow_urls=True, hosts=hosts, seconds=60))
+
+    def load(url: str, client: str) -> None:
+        with suppress(RequestError), Preparation(60, client).running():
+            loaded(loader, [ImageSource(where="here", url=url)])
+
+    with PictureSite({"/never.png": never, "/a.png": found(png())}) as site:
+        dead, good = site.url("/never.png"), site.url("/a.png")
+        elsewhere = good.replace("127.0.0.1", "localhost")
+        with ThreadPoolExecutor(40) as clients:
+            try:
+                for number in range(20):
+                    clients.submit(load, dead, f"client {number % 2}")
+                for _ in range(MAX_FETCHED_FROM_HOST):
+                    assert asked.acquire(timeout=60)
+                with Preparation(60, "another").running():  # the dead host's others wait, and hold up nobody
+                    assert loaded(loader, [ImageSource(where="here", url=elsewhere)])
+                assert not asked.acquire(blocking=False)
+            finally:
+                is_over.set()
+
+
+def test_one_client_has_some_of_the_fetches_whatever_hosts_it_names() -> None:
+    asked, is_over = threading.Semaphore(0), threading.Event()
+
+    class Fetcher(ImageFetcher):
+        def fetch(self, url: str) -> bytes:
+            if "never" in url:
+                asked.release()
+                is_over.wait(60)
+            return png()
+
+    loader = ImageLoader(
+        ImageLimits(allow_urls=True), fetcher=Fetcher(AllowedAddresses(), max_bytes=1, seconds=1)
+    )
+
+    def load(url: str, client: str) -> list[Picture]:
+        with Preparation(60, client).running():
+            return loaded(loader, [ImageSource(where="here", url=url)])
+
+    with ThreadPoolExecutor(40) as clients:
+        try:
+            for number in range(40):
+                clients.submit(load, f"http://never{number}.test/a.png", "one")
+            for _ in range(MAX_FETCHED_OF_CLIENT):
+                assert asked.acquire(timeout=60)
+            assert load("http://pictures.test/a.png", "another")
+            assert not asked.acquire(blocking=False)
+        finally:
+            is_over.set()
