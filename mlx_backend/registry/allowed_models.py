@@ -5,14 +5,15 @@ Knows names; not who the client is.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from mlx_backend.registry.errors import ModelError, UnknownEffort, UnknownModel, WrongType
+from mlx_backend.registry.errors import InsufficientMemory, ModelError, UnknownEffort, UnknownModel, WrongType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mlx_backend.chat.service import Service
     from mlx_backend.embedding.embedder import Embedder
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 _MAX_NAMED = 20
 _DEFAULT = (None, "", "default")
 _DOES = {"llm": "generates text", "embedding": "computes embeddings", "rerank": "ranks documents"}
+
+
+@contextmanager
+def _without_other_names() -> Iterator[None]:
+    try:
+        yield
+    except InsufficientMemory as error:
+        raise error.without_names() from None
 
 
 class AllowedModels:
@@ -38,15 +47,18 @@ class AllowedModels:
 
     def acquire(self, name: str | None, wait: float) -> Lease[Service]:
         """Lease a language model."""
-        return self._models.acquire(self._resolved(name, "llm"), wait)
+        with _without_other_names():
+            return self._models.acquire(self._resolved(name, "llm"), wait)
 
     def acquire_embedder(self, name: str | None, wait: float, model_type: ModelType) -> Lease[Embedder]:
         """Lease an embedding or rerank model."""
-        return self._models.acquire_embedder(self._resolved(name, model_type), wait, model_type)
+        with _without_other_names():
+            return self._models.acquire_embedder(self._resolved(name, model_type), wait, model_type)
 
     def acquire_any(self, name: str | None, wait: float) -> Lease[Service | Embedder]:
         """Lease a model of any type."""
-        return self._models.acquire_any(self._resolved(name, None), wait)
+        with _without_other_names():
+            return self._models.acquire_any(self._resolved(name, None), wait)
 
     def statuses(self) -> Sequence[ModelStatus]:
         """Return those that are allowed, the default first."""

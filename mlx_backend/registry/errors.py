@@ -67,11 +67,16 @@ class ModelPinned(ModelError):
 
 
 class InsufficientMemory(ModelError):
-    """The model does not fit in memory next to those that must stay."""
+    """The model does not fit in memory next to those that must stay, which `staying` names in a sentence."""
 
-    def __init__(self, message: str, retry_after: int | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, retry_after: int | None = None, *, staying: str = "") -> None:
+        super().__init__(f"{message} {staying}".rstrip())
         self.retry_after = retry_after
+        self._message = message
+
+    def without_names(self) -> InsufficientMemory:
+        """Return the error for a client that may not know of the others."""
+        return InsufficientMemory(f"{self._message} Others must stay in memory.", self.retry_after)
 
 
 class ConfigurationError(Exception):

@@ -735,8 +735,9 @@ def _insufficient[S](name: str, size: int, limit: int, staying: list[ModelEntry[
         for entry in staying
     )
     return InsufficientMemory(
-        f"{needs}. These models must stay in memory: {listed}.",
+        f"{needs}.",
         retry_after=5 if size + pinned_size <= limit else None,
+        staying=f"These models must stay in memory: {listed}.",
     )
 
 

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from mlx_backend.server.last_requests import LastRequests, outcome_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from prometheus_client import Metric
 
@@ -88,10 +88,15 @@ class Metrics:
         """Return what measures the times between the tokens of one reply."""
         return TokenClock(self._between_tokens.labels(model).observe)
 
-    def text(self) -> bytes:
-        """Return the page."""
+    def text(self, key: str | None = None, models: Collection[str] | None = None) -> bytes:
+        """Return the page: all of it, or of requests only those with this key and without any, and of models these."""
+
+        def is_seen(labels: Mapping[str, str]) -> bool:
+            of_key = key is None or labels.get("key", "") in ("", key)
+            return of_key and (models is None or labels.get("model") in (None, *models))
+
         with self._guard:
-            return generate_latest(self._registry)
+            return generate_latest(_Seen(self._registry, is_seen))
 
 
 class _Registry(CollectorRegistry):
@@ -104,6 +109,21 @@ class _Registry(CollectorRegistry):
         """Yield the metrics of all collectors."""
         for metric in super().collect():
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
+class _Seen(CollectorRegistry):
+    """What of another registry somebody may see, by its labels."""
+
+    def __init__(self, registry: CollectorRegistry, is_seen: Callable[[Mapping[str, str]], bool]) -> None:
+        super().__init__()
+        self._registry = registry
+        self._is_seen = is_seen
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics, each with the samples that may be seen."""
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if self._is_seen(sample.labels)]
             yield metric
 
 

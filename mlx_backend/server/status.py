@@ -181,8 +181,12 @@ class MetricsHandler(DefaultErrors):
     )
 
     def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
-        """Return the page."""
-        return Response(backend.metrics.text(), content_type=CONTENT_TYPE)
+        """Return the page: to a key of several, what is of itself and of the models that it may use."""
+        key = backend.client.key
+        seen = (
+            (key.name, [each.name for each in backend.models.statuses()]) if key and not key.is_shared else ()
+        )
+        return Response(backend.metrics.text(*seen), content_type=CONTENT_TYPE)
 
 
 class ActivityHandler(DefaultErrors):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,6 +17,9 @@ from mlx_backend.errors import EngineError, EngineFailed
 from mlx_backend.server.app import App
 from mlx_backend.server.metrics import TokenClock
 from mlx_backend.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 type Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -132,6 +135,26 @@ def test_with_keys_it_needs_one_and_names_them() -> None:
     assert value(found, "requests_total", outcome="stop", key="alice") == 1
     assert value(found, "requests_total", outcome="refused", key="") == 1
     assert value(found, "requests_refused_total", reason="invalid_api_key", key="") == 1
+
+
+def test_a_key_sees_its_own_requests_and_models_and_the_key_of_all_clients_sees_everything(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[keys]\nalice = "a"\n[keys.bob]\nkey = "b"\nmodels = ["another"]')
+    with ScriptedEngine(lambda _: REPLY) as engine:
+        client = client_of(engine, api_key="all", api_key_file=file)
+        alice, bob, everybody = ({"Authorization": f"Bearer {key}"} for key in ("a", "b", "all"))
+        assert status_of(client, CHAT, {"messages": [USER]}, **alice) == 200
+        assert status_of(client, CHAT, {"messages": [USER]}, **bob) == 404
+        seen = [samples_of(client, **headers) for headers in (alice, bob, everybody)]
+    for samples, keys, models in zip(
+        seen, ({"alice"}, {"bob"}, {"alice", "bob"}), ({"scripted"}, set(), {"scripted"}), strict=True
+    ):
+        labels = [dict(each) for _, each in samples]
+        assert {each["key"] for each in labels if each.get("key")} == keys
+        assert {each["model"] for each in labels if "model" in each} == models
+        assert value(samples, "process_resident_memory_bytes") > 0
 
 
 def test_memory_is_what_is_reserved_now() -> None:
