@@ -211,12 +211,13 @@ def _serve_http(server: Server, signals: StopSignals) -> None:
     signals.post(_HTTP_ENDED)
 
 
-def _reloads(app: App, settings: Settings) -> Callable[[], None] | None:
-    """Return what SIGHUP does: read the file of keys again, of which a broken one keeps the old ones. None without."""
-    if settings.api_key_file is None:
-        return None
+def _reloads(app: App, settings: Settings) -> Callable[[], None]:
+    """Return what SIGHUP does: read the file of keys again, of which a broken one keeps the old ones."""
 
     def reload() -> None:
+        if settings.api_key_file is None:
+            log.info("SIGHUP: there is nothing to read again, for that is the file of --api-key-file.")
+            return
         try:
             app.api_keys.reload()
         except ConfigurationError as error:

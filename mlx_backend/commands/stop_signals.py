@@ -1,6 +1,6 @@
 """SIGINT and SIGTERM for a server: the first asks for an orderly stop, the next ends the process.
 
-SIGHUP asks a server that has files to read again to do so, and any other, or one whose terminal was closed, to stop.
+SIGHUP asks a server to read its files again, and one whose terminal was closed to stop.
 
 Knows nothing of what is stopped.
 """
@@ -46,8 +46,8 @@ class StopSignals:
     thread, which alone runs handlers.
     """
 
-    def __init__(self, *, on_hangup: Callable[[], None] | None = None) -> None:
-        """`on_hangup` is called by `wait` for each SIGHUP while the terminal is there; without it SIGHUP is a stop."""
+    def __init__(self, *, on_hangup: Callable[[], None] = lambda: None) -> None:
+        """`on_hangup` is called by `wait` for each SIGHUP, which is a stop if there was a terminal that is gone."""
         self._on_hangup = on_hangup
         self._has_hung_up = False
         self._had_terminal = _has_terminal()
@@ -58,8 +58,8 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         # nohup has SIGHUP ignored: that it does not stop the server is what was wanted.
-        is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN and self._on_hangup is None
-        handled = _SIGNALS if is_ignored else (*_SIGNALS, signal.SIGHUP)
+        self._had_terminal &= signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        handled = (*_SIGNALS, signal.SIGHUP)
         self._before = {number: signal.signal(number, lambda *_: None) for number in handled}
         self._descriptor = signal.set_wakeup_fd(self._sender.fileno())
         return self
@@ -99,7 +99,7 @@ class StopSignals:
 
     def _is_hangup(self) -> bool:
         """Act on a SIGHUP. True: it is the first that asks to stop; one terminal may send several."""
-        if self._on_hangup is not None and not (self._had_terminal and not _has_terminal()):
+        if not self._is_ending and not (self._had_terminal and not _has_terminal()):
             self._on_hangup()
             return False
         first, self._has_hung_up = not self._has_hung_up, True
@@ -114,7 +114,6 @@ class StopSignals:
         """
         self._is_ending = True
         self._status = status
-        self._on_hangup = None
         self._has_hung_up = True
         threading.Thread(target=self._end, args=(after, status), name="end", daemon=True).start()
 
