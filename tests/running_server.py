@@ -77,7 +77,7 @@ class RunningServer:
         """A connection on which the request has been sent and nothing has been read yet."""
         data = json.dumps(body).encode()
         connection = socket.create_connection(self.address, timeout=60)
-        head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data)
         return connection
 

@@ -69,14 +69,15 @@ def check_exposure(settings: Settings) -> None:
     has_key = bool(settings.api_key or settings.api_keys or settings.api_key_file)
     if has_key and not settings.auth:
         raise ConfigurationError("--no-auth lets everybody in, but a key is set too: leave out one of them.")
-    if not (has_key or _is_loopback(settings.host)) and settings.auth:
+    if not (has_key or is_loopback(settings.host)) and settings.auth:
         raise ConfigurationError(
             f"On {settings.host or 'every address'} other machines can connect: set a key with --api-key or "
             "--api-key-file, or say --no-auth to let everybody in without one."
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens there."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -25,7 +25,7 @@ from mlx_backend.api.openai import addresses as openai
 from mlx_backend.api.responses import addresses as responses
 from mlx_backend.registry.allowed_models import AllowedModels
 from mlx_backend.server import auth
-from mlx_backend.server.api_keys import ApiKeys
+from mlx_backend.server.api_keys import ApiKeys, is_loopback
 from mlx_backend.server.auth import TrustedProxies
 from mlx_backend.server.errors import DEFAULT_ERRORS, as_api_error
 from mlx_backend.server.handlers import (
@@ -139,7 +139,10 @@ class App:
         self._settings = settings
         self._cors = CorsPolicy(settings.cors_origins)
         # A key makes this needless: a web page does not know it.
-        self._hosts = AllowedHosts(["*"] if self.api_keys.are_required else settings.allowed_hosts)
+        self._hosts = AllowedHosts(
+            ["*"] if self.api_keys.are_required else settings.allowed_hosts,
+            is_loopback=is_loopback(settings.host),
+        )
         table = all_routes(page=settings.page) if routes is None else routes
         self._urls = Map(
             [Rule(route.path, endpoint=route, methods=[route.method]) for route in table],

@@ -2,7 +2,8 @@
 
 Names (DNS rebinding): a browser lets a page read what comes from the page's own name. Anyone who owns a name can point
 it at 127.0.0.1 after the page is loaded, and then the page's own name is this server. So a request must name the server
-by an address, by a name that no stranger can register, or by one that the operator has allowed.
+by an address, by a name that no stranger can register, or by one that the operator has allowed. Names that any
+neighbour in a network can take are for servers that neighbours reach anyway, not for one on this machine's own address.
 
 Origins (CORS, and the POSTs that browsers send without asking first): without --cors-origin only pages of the server's
 own origin may. Clients that are not browsers name no origin and are not checked.
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 
     from werkzeug import Request
 
-_LOCAL_ENDINGS = (".localhost", ".local", ".internal", ".home.arpa")
-"""Names that no one can register: RFC 6761, 6762 and 8375, and `.internal` (ICANN, 2024), which Docker uses."""
-
+_OWN_ENDINGS = (".localhost", ".internal", ".home.arpa")
+"""Names that no one can register: RFC 6761 and 8375, and `.internal` (ICANN, 2024), which Docker uses."""
+_NEIGHBOURS_ENDING = ".local"
+"""RFC 6762: any machine of a network answers for such a name, as for one of a single part that is not `localhost`."""
 
 _EXPOSED_HEADERS = HeaderSet(
     [
@@ -46,15 +48,18 @@ _PREFLIGHT_SECONDS = 600
 class AllowedHosts:
     """The names in a request's Host header that are answered; `*` is all of them."""
 
-    def __init__(self, allowed: Sequence[str]) -> None:
+    def __init__(self, allowed: Sequence[str], *, is_loopback: bool) -> None:
         self._allowed = {name.lower().rstrip(".") for name in allowed}
+        self._is_loopback = is_loopback
         self._own = socket.gethostname().lower()
 
     def check(self, request: Request) -> None:
         """Raise a 403 for a name that is not allowed. A request that names no host (HTTP/1.0) is no browser's."""
         host = request.environ.get("HTTP_HOST", "")
         name = _name_of(host)
-        if not host or "*" in self._allowed or name in self._allowed or name == self._own or _is_local(name):
+        if not host or "*" in self._allowed or name in self._allowed or name == self._own or _is_own(name):
+            return
+        if not self._is_loopback and ("." not in name or name.endswith(_NEIGHBOURS_ENDING)):
             return
         shown = name[:100]
         raise ApiError(
@@ -71,10 +76,8 @@ def _name_of(host: str) -> str:
     return host.rpartition(":")[0].lower().rstrip(".") if ":" in host else host.lower().rstrip(".")
 
 
-def _is_local(name: str) -> bool:
-    if "." not in name or name.endswith(
-        _LOCAL_ENDINGS
-    ):  # a name of one part is a container's or a neighbour's
+def _is_own(name: str) -> bool:
+    if name == "localhost" or name.endswith(_OWN_ENDINGS):
         return True
     try:
         ipaddress.ip_address(name)

@@ -114,7 +114,7 @@ def test_there_are_more_connections_than_files(server: Server) -> None:
                 with suppress(BlockingIOError, ConnectionResetError):
                     refused += connection.recv(12) == b"HTTP/1.1 503"
         held[0].setblocking(True)
-        held[0].sendall(b"Host: test\r\n\r\n")
+        held[0].sendall(b"Host: localhost\r\n\r\n")
         assert held[0].recv(12) == b"HTTP/1.1 200"
     answer = 503
     while answer == 503:  # until it has seen that they have gone

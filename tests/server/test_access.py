@@ -59,17 +59,33 @@ def test_without_the_key_a_server_says_that_it_is_there_and_nothing_of_its_model
 LOCAL_NAMES = [
     "localhost:8080",
     "api.localhost",
-    "mlx",
-    "mac.local",
-    "MAC.Local.:1",
     "host.docker.internal:8080",
 ]
+NEIGHBOURS = ["mlx", "mac.local", "MAC.Local.:1"]
 ADDRESSES = ["127.0.0.1:8080", "[::1]:8080", "192.168.1.20"]
 
 
 @pytest.mark.parametrize("host", [*LOCAL_NAMES, *ADDRESSES])
 def test_addresses_and_names_that_nobody_can_register_are_answered(client: Client, host: str) -> None:
     assert client.get("/v1/models", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", NEIGHBOURS)
+def test_a_name_that_any_neighbour_can_take_is_answered_where_neighbours_reach_the_server(
+    engine: ScriptedEngine, host: str
+) -> None:
+    status = {
+        address: client_of(engine, host=address, auth=False).get("/health", headers={"Host": host}).status_code
+        for address in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "192.168.1.20", "")
+    }
+    assert status == {
+        "127.0.0.1": 403,
+        "localhost": 403,
+        "::1": 403,
+        "0.0.0.0": 200,
+        "192.168.1.20": 200,
+        "": 200,
+    }
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def sent(
 ) -> socket.socket:
     """A connection on which a request with this key has been sent."""
     connection = socket.create_connection(server.address, timeout=60, source_address=(address, 0))
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nx-api-key: {key}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nx-api-key: {key}\r\n"
     with suppress(OSError):  # refused before all of it was sent
         connection.sendall(f"{head}Content-Length: {length or len(body)}\r\n\r\n".encode() + body)
     return connection

@@ -79,7 +79,7 @@ def reset(connection: socket.socket) -> None:
 
 
 BODY = json.dumps(asking("hello", stream=True)).encode()
-HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
+HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
 
 
 @pytest.mark.parametrize("leave", [socket.socket.close, reset], ids=["closes", "resets"])

@@ -161,7 +161,7 @@ def test_a_client_that_does_not_read_its_stream_holds_up_no_other() -> None:
             deaf.settimeout(60)
             deaf.connect(server.address)
             body = json.dumps({"messages": [{"role": "user", "content": "long"}], "stream": True}).encode()
-            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nConnection: close\r\n"
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             deaf.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             channels = server.server.active_channels
             while not any(each.total_outbufs_len >= 256 * 1024 for each in [*channels.values()]):

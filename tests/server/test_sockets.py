@@ -131,12 +131,12 @@ def test_a_client_that_sends_no_more_gets_its_whole_answer(stream: bool, prefill
 @pytest.mark.parametrize(
     ("sent", "statuses"),
     [
-        (b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n", [200]),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", [200]),
         (b"GET /health HTTP/1.0\r\n\r\n", [200]),
-        (b"GET /nothing HTTP/1.1\r\nHost: test\r\n\r\n", [404]),
-        (b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n" * 3, [200] * 3),
-        (b"GET /health HTTP/2.0\r\nHost: test\r\n\r\n", [505]),
-        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\n{}", [400]),
+        (b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n", [404]),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3, [200] * 3),
+        (b"GET /health HTTP/2.0\r\nHost: localhost\r\n\r\n", [505]),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}", [400]),
     ],
 )
 def test_so_does_one_that_is_answered_at_once(sent: bytes, statuses: list[int]) -> None:
@@ -169,13 +169,13 @@ def test_so_does_one_whose_earlier_answer_is_still_being_put_away(monkeypatch: p
     monkeypatch.setattr(HTTPChannel, "service", answer_slowly)
     monkeypatch.setattr(_Channel, "service", note)
     body = json.dumps({"messages": HELLO, "stream": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     with (
         ScriptedEngine([ANSWER], gated=True) as engine,
         running(engine) as server,
         socket.create_connection(server.address, timeout=60) as connection,
     ):
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n" + head.encode() + body)
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + head.encode() + body)
         connection.shutdown(socket.SHUT_WR)
         read_until(connection, b"\n\n\r\n0")
         streams.set()
@@ -490,18 +490,18 @@ def chunked(body: bytes) -> bytes:
     ("request_bytes", "status"),
     [
         (b"NONSENSE\r\n\r\n", b"400"),
-        (b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: x\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nHost: test\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", b"431"),
-        (b"GET /a HTTP/9.9\r\nHost: test\r\n\r\n", b"505"),
-        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\n\r\n{}   ", b"400"),
-        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\n\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", b"431"),
+        (b"GET /a HTTP/9.9\r\nHost: localhost\r\n\r\n", b"505"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n{}   ", b"400"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n\r\n", b"400"),
         (
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
             + chunked(b" " * 200_000),
             b"413",
         ),
         (
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
             b"400",
         ),
     ],
@@ -624,7 +624,7 @@ def test_a_chunked_body_is_accepted() -> None:
         running(engine) as server,
         socket.create_connection(server.address, timeout=10) as connection,
     ):
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         connection.sendall(head + chunked(body))
         assert b"200 OK" in read_until(connection, b"Paris.")
 
@@ -633,7 +633,7 @@ def test_a_body_that_ends_too_early_harms_no_other_request() -> None:
     with ScriptedEngine([ANSWER]) as engine, running(engine) as server:
         with socket.create_connection(server.address, timeout=10) as connection:
             connection.sendall(
-                b'POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 500\r\n\r\n{"mess'
+                b'POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{"mess'
             )
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(4096) == b""
@@ -644,7 +644,7 @@ def test_a_connection_is_reused() -> None:
     with ScriptedEngine(lambda _: ANSWER) as engine, running(engine) as server:
         body = json.dumps({"messages": HELLO}).encode()
         request = (
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n" % len(body)
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
             + body
         )
         with socket.create_connection(server.address, timeout=10) as connection:

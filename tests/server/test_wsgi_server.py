@@ -30,10 +30,10 @@ from mlx_backend.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\n"
+CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 BODY = json.dumps({"messages": HELLO}).encode()
 WHOLE = CHAT + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
-HEALTH = b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Started:
@@ -208,7 +208,7 @@ def test_a_client_that_asks_first_and_has_no_body_is_answered(stack: ExitStack) 
 
 
 def test_an_error_of_http_in_answer_to_head_has_no_body(stack: ExitStack) -> None:
-    connection = start(stack).connect(b"HEAD / HTTP/1.1\r\nHost: test\r\nContent-Length: x\r\n\r\n")
+    connection = start(stack).connect(b"HEAD / HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n")
     data = b""
     while piece := connection.recv(65536):
         data += piece
@@ -325,7 +325,7 @@ def test_an_idle_connection_makes_room_for_a_new_one(stack: ExitStack) -> None:
     idle, busy = started.connect(), started.connect(b"GET /heal")
     assert answer(started.connect(HEALTH))[0] == 200
     assert idle.recv(1) == b""
-    busy.sendall(b"th HTTP/1.1\r\nHost: test\r\n\r\n")
+    busy.sendall(b"th HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert answer(busy)[0] == 200
 
 
@@ -345,7 +345,7 @@ def test_addresses_with_many_connections_keep_nobody_else_out(stack: ExitStack) 
         pass
     assert answer(started.connect(HEALTH))[0] == 200
     assert message(hostile[0]) == (503, "There are too many connections to this server; try again later.")
-    hostile[1].sendall(b"th HTTP/1.1\r\nHost: test\r\n\r\n")  # the others stay
+    hostile[1].sendall(b"th HTTP/1.1\r\nHost: localhost\r\n\r\n")  # the others stay
     assert answer(hostile[1])[0] == 200
 
 
@@ -405,7 +405,7 @@ def test_clients_that_ask_ahead_and_read_no_answer_hold_up_no_worker(
     while sum(bool(each.total_outbufs_len) for each in server.server.active_channels.values()) < len(deaf):
         assert server.call("/health")[0] == 200
     assert server.chat()["choices"][0]["finish_reason"] == "stop"
-    deaf[0].sendall(b"GET /health HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")
+    deaf[0].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     read = b""
     while piece := deaf[0].recv(65536):  # a client that reads gets every answer, in order
         read += piece
