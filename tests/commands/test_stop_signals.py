@@ -105,7 +105,8 @@ def test_running_replies_get_their_time_in_one_line_and_a_second_signal_ends_it(
     body = endless_completion()
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+            + body
         )
         assert connection.recv(12) == b"HTTP/1.1 200"
         process.send_signal(signal.SIGTERM)

@@ -75,7 +75,9 @@ def test_a_name_that_any_neighbour_can_take_is_answered_where_neighbours_reach_t
     engine: ScriptedEngine, host: str
 ) -> None:
     status = {
-        address: client_of(engine, host=address, auth=False).get("/health", headers={"Host": host}).status_code
+        address: client_of(engine, host=address, auth=False)
+        .get("/health", headers={"Host": host})
+        .status_code
         for address in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "192.168.1.20", "")
     }
     assert status == {
