@@ -68,6 +68,12 @@ MAX_HEAD_BYTES = 256 * 1024
 MAX_HEAD_SECONDS = 30.0
 """Seconds from the first byte of such lines to the next of the body."""
 
+MAX_ANSWER_SECONDS = 3600.0
+"""Seconds from an answer's beginning to its end; Dify gives a call up after 600, unless it was set up otherwise."""
+
+MAX_COMMENT_SECONDS = 600.0
+"""Seconds of a stream in which nothing comes but comments, as while a request waits in a queue."""
+
 PIECE_BYTES = 65_536
 """Bytes of a body that are unpacked at once."""
 
@@ -117,7 +123,7 @@ class OpenAIClient:
     def _parse_body(self, response: requests.Response) -> Any:
         with response, self._reading():
             try:
-                return sse.parse_body(iter_body(response))
+                return sse.parse_body(self._within(iter_body(response)))
             except sse.MalformedBody as error:
                 raise self._not_openai() from error
 
@@ -157,7 +163,7 @@ class OpenAIClient:
 
     def _chunks(self, response: requests.Response) -> Generator[dict[str, Any], None, None]:
         with response, self._reading():
-            pieces = iter_body(response)
+            pieces = self._within(iter_body(response))
             is_named_event_stream = "text/event-stream" in response.headers.get("Content-Type", "")
             try:
                 beginning = b""
@@ -170,10 +176,27 @@ class OpenAIClient:
             except sse.MalformedBody as error:
                 raise (self._broke_off() if is_named_event_stream else self._not_openai()) from error
 
+    def _within(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the pieces of an answer. Raises Unavailable for one that has no end."""
+        began = time.monotonic()
+        for piece in pieces:
+            if time.monotonic() - began > MAX_ANSWER_SECONDS:
+                raise self._endless(f"has sent one answer for {MAX_ANSWER_SECONDS:g} seconds")
+            yield piece
+
     def _events(self, pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
         finished = False
+        heard = time.monotonic()
+
+        def attended() -> Iterator[bytes]:
+            for piece in pieces:
+                yield piece
+                if time.monotonic() - heard > MAX_COMMENT_SECONDS:
+                    raise self._endless(f"has sent nothing but comments for {MAX_COMMENT_SECONDS:g} seconds")
+
         try:
-            for chunk in sse.iter_events(pieces):
+            for chunk in sse.iter_events(attended()):
+                heard = time.monotonic()
                 if chunk is sse.DONE:
                     return
                 if not isinstance(chunk, dict):
@@ -253,6 +276,11 @@ class OpenAIClient:
         return Unavailable(
             f"the server at {self._credentials.base_url} sent nothing for {self._credentials.timeout:g} seconds. "
             "If the model needs longer, raise the timeout in the credentials."
+        )
+
+    def _endless(self, what: str) -> Unavailable:
+        return Unavailable(
+            f"the server at {self._credentials.base_url} {what}. The request was stopped. Look at the server's log."
         )
 
     def _broke_off(self) -> Unavailable:

@@ -216,6 +216,23 @@ def test_lines_without_an_event_are_abandoned(endless: bytes, monkeypatch: pytes
         chat(STREAM, endless * 20_000)
 
 
+def test_a_stream_of_comments_is_abandoned_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MAX_COMMENT_SECONDS", -1.0)
+    with pytest.raises(Unavailable, match="nothing but comments for"):
+        chat(STREAM, HI, b": keepalive\n\n", None)
+
+
+@pytest.mark.parametrize(
+    "pieces", [(STREAM, HI, HI, None), (STREAM, b": comment\n", None), (JSON, b'{"choices": [', None)]
+)
+def test_an_answer_that_never_ends_is_abandoned_after_a_time(
+    monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes | None, ...]
+) -> None:
+    monkeypatch.setattr(client, "MAX_ANSWER_SECONDS", -1.0)
+    with pytest.raises(Unavailable, match="has sent one answer for"):
+        chat(*pieces)
+
+
 def test_blanks_without_an_end_are_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_IGNORED_CHARACTERS", 10_000)
     with pytest.raises(Refused, match="not an OpenAI-compatible server"):
