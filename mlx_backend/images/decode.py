@@ -45,6 +45,11 @@ MAX_PROPORTION = 200
 """Longer side over shorter. Processors of models refuse more, and no model sees anything in it."""
 MAX_JPEG_SCANS = 100
 """A progressive JPEG has about ten. Each may be a few bytes in the file, and is a pass over all pixels to decode."""
+MAX_READS = 100_000
+"""How often Pillow's parsers may ask for bytes of a file, some four times for each of its parts.
+
+They do so in Python, for a chunk of 12 bytes as for one of megabytes. A PNG of 20 MB has 2,500.
+"""
 BYTES_PER_PIXEL, BYTES_PER_WEBP_PIXEL = 14, 24
 """While a picture is decoded, as measured: Pillow has four for each pixel, also of RGB, for the picture as it is in the
 file, in RGB and on white, or turned; the rest is its copy as bytes. WebP's decoder has two more pictures of its own."""
@@ -126,6 +131,18 @@ def _format(data: bytes) -> str:
     raise ImageError(f"{what} {_ACCEPTED}", "unsupported_image_format")
 
 
+class _File(io.BytesIO):
+    """A file that may be read only so often."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.reads += 1
+        if self.reads > MAX_READS:
+            raise ImageError("The image's file is cut into more parts than any picture has. Save it again.")
+        return super().read(size)
+
+
 def _open(data: bytes, format_name: str) -> Image:
     """Read a file's header. Raises ImageError, also where Pillow is missing."""
     try:
@@ -136,7 +153,9 @@ def _open(data: bytes, format_name: str) -> Image:
             "vision_not_installed",
         ) from None
     try:
-        opened: Image = pillow.open(io.BytesIO(data), formats=[format_name])
+        opened: Image = pillow.open(_File(data), formats=[format_name])
+    except ImageError:
+        raise
     except Exception as error:  # whatever a decoder raises for bytes that are made up
         raise _damaged(FORMATS[format_name]) from error
     return opened
@@ -171,6 +190,8 @@ def _decoded(image: Image, detail: Detail, name: str) -> Picture:
         if orientation is not None:
             rgb = rgb.transpose(orientation)
         return Picture(rgb.width, rgb.height, rgb.tobytes())
+    except ImageError:
+        raise
     except Exception as error:  # as above
         raise _damaged(name) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from mlx_backend.images import Detail, ImageError, Picture
 from mlx_backend.images.decode import BYTES_PER_PIXEL, MAX_JPEG_SCANS, MAX_PIXELS, decode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 LIMIT = 50_000_000
@@ -355,3 +357,21 @@ def test_nothing_is_written_to_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     for data in whole_files().values():
         decoded(data)
     assert not opened
+
+
+JPEG, GIF = encoded(with_red_corner(), "JPEG"), encoded(with_red_corner(mode="P"), "GIF")
+GIF_HEAD = 13 + 3 * (2 << (GIF[10] & 7))
+CHUNK = b"\0\0\0\0prVt" + zlib.crc32(b"prVt").to_bytes(4, "big")
+CUT: dict[str, Callable[[int], bytes]] = {
+    "PNG, before the pixels": lambda count: png()[:33] + CHUNK * count + png()[33:],
+    "PNG, after the pixels": lambda count: png()[:-12] + CHUNK * count + png()[-12:],
+    "JPEG": lambda count: JPEG[:2] + b"\xff\xfe\0\2" * count + JPEG[2:],
+    "GIF": lambda count: GIF[:GIF_HEAD] + b"\x21\xfe" + b"\1a" * count + b"\0" + GIF[GIF_HEAD:],
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_file_in_a_million_parts_is_refused_before_they_are_gone_through(name: str) -> None:
+    assert decoded(CUT[name](5_000)).rgb
+    with pytest.raises(ImageError, match="more parts than any picture has"):
+        decoded(CUT[name](1_300_000))
