@@ -124,7 +124,10 @@ def _serve(chosen: ChosenOptions, progress: LoadProgressDisplay) -> int:
     except OSError as error:
         return _failed(_bind_failure(settings, error))
     except RuntimeError as error:
-        return _failed(f"The threads of {settings.max_requests} requests cannot be started: {error}.")
+        return _failed(
+            f"The system allows this user too few threads for {settings.max_requests} requests at once ({error}): "
+            "raise its limit (`ulimit -u`), or lower --max-queue."
+        )
     status = 1
     with StopSignals(on_hangup=_reloads(app, settings)) as signals:
         serving = threading.Thread(target=_serve_http, args=(server, signals), name="http")

@@ -9,7 +9,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from mlx_backend.api import errors
 from mlx_backend.api.errors import ApiError
 from mlx_backend.api.openai.base import OpenAI
-from mlx_backend.errors import EngineStopped
+from mlx_backend.errors import EngineBusy, EngineStopped
 from mlx_backend.preparation import PreparationCancelled
 
 if TYPE_CHECKING:
@@ -45,5 +45,7 @@ def as_api_error(error: Exception, *, is_draining: bool) -> ApiError:
             return errors.shutting_down(
                 "The server is shutting down and did not finish this reply. Send the request again later."
             )
+        case RuntimeError() if "start new thread" in str(error):  # Python has no other way to tell
+            return errors.as_api_error(EngineBusy("The system allows this server no further threads now."))
         case _:
             return errors.as_api_error(error)

@@ -70,6 +70,8 @@ refused at once always finds one.
 BACKLOG = 512
 OTHER_FILES = 192
 """Open files that are no connections: a model's shards, caches on disk, sockets between threads, standard streams."""
+OTHER_THREADS = 48
+"""Threads that answer no request: of engines, loads, fetches of images and libraries."""
 MIN_CONNECTIONS = 16
 _NAME = f"mlx-backend/{__version__}"
 _PIECE = 64 * 1024
@@ -602,7 +604,10 @@ class _Workers:
 
 
 class Server(TcpWSGIServer):
-    """Listens from the start, which may raise OSError; `serve()` runs until `stop()` is called from another thread."""
+    """Listens from the start; `serve()` runs until `stop()` is called from another thread.
+
+    Raises OSError for an address, and RuntimeError if the system allows too few threads.
+    """
 
     channel_class = _Channel
     active_channels: dict[int, _Channel]
@@ -663,6 +668,7 @@ class Server(TcpWSGIServer):
             raise
         self._workers.start()
         self.writer.start()
+        _check_room_for_threads()
 
     def bind_server_socket(self) -> None:
         """Bind; every address is those of IPv4 too."""
@@ -889,6 +895,17 @@ class Server(TcpWSGIServer):
             if not (of_network := self._held[network]):
                 del self._held[network]
             return self._held.total() > most or (bool(network) and of_network > most // 2)
+
+
+def _check_room_for_threads() -> None:
+    """Raise RuntimeError unless `OTHER_THREADS` can be started: better now than for a request."""
+    is_over = threading.Event()
+    threads = [threading.Thread(target=is_over.wait, daemon=True) for _ in range(OTHER_THREADS)]
+    try:
+        for thread in threads:
+            thread.start()
+    finally:
+        is_over.set()
 
 
 def _within_file_limit(limits: ConnectionLimits) -> ConnectionLimits:
