@@ -18,6 +18,7 @@ import math
 import time
 import zlib
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from http.client import HTTPException, HTTPResponse, RemoteDisconnected
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -141,7 +142,8 @@ class OpenAIClient:
         url = self._credentials.base_url + path
         try:
             timeout = (self._credentials.connect_timeout, self._credentials.timeout)
-            response = send(method, url, key=self._credentials.api_key, timeout=timeout, json=body)
+            key, conversation = self._credentials.api_key, _conversation(body or {})
+            response = send(method, url, key=key, timeout=timeout, json=body, conversation=conversation)
         except requests.exceptions.ConnectTimeout as error:
             raise self._no_server() from error
         except requests.exceptions.Timeout as error:
@@ -357,12 +359,29 @@ def _parse_retry_after(header: str | None) -> float | None:
 # -- connections -------------------------------------------------------------------------------------------
 
 
+def _conversation(body: Mapping[str, Any]) -> str:
+    """Return a name for a request's conversation, by which a proxy finds the machine that has read it before.
+
+    The system prompt may hold other documents in each turn; what was asked first stays.
+    """
+    asked = (message for message in body.get("messages", ()) if message["role"] == "user")
+    first = next(asked, None)
+    return sha256(repr(first).encode()).hexdigest()[:32] if first else ""
+
+
 def send(
-    method: str, url: str, *, key: str, timeout: tuple[float, float], json: Mapping[str, Any] | None = None
+    method: str,
+    url: str,
+    *,
+    key: str,
+    timeout: tuple[float, float],
+    json: Mapping[str, Any] | None = None,
+    conversation: str = "",
 ) -> requests.Response:
     """Send a request with our key. Raises what `requests.request` does; an endless head is a ConnectionError.
 
-    `timeout` is for connecting and for each read, in seconds. The body of the response is not read yet: `iter_body`.
+    `conversation` is a name for what is continued; `timeout` is for connecting and for each read, in seconds. The body of
+    the response is not read yet: `iter_body`.
     """
 
     def sign(request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -377,7 +396,11 @@ def send(
             method,
             url,
             json=json,
-            headers={"Accept": "text/event-stream, application/json", "Accept-Encoding": "gzip"},
+            headers={
+                "Accept": "text/event-stream, application/json",
+                "Accept-Encoding": "gzip",
+                **({"X-Session-Id": conversation} if conversation else {}),
+            },
             auth=sign,  # without one, requests would take a key from the user's .netrc
             timeout=timeout,
             stream=True,

@@ -216,3 +216,21 @@ def test_the_key_is_sent_and_never_shown(plugin: PluginProcess, stub: Stub) -> N
         ask(plugin, stub)
     assert stub.take_requests()[0]["headers"]["Authorization"] == "Bearer secret-key"
     assert "secret-key" not in json.dumps(caught.value.data)
+
+
+def test_a_conversation_has_a_name_for_proxies_whatever_documents_stand_before_it(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    """By it, docs/replicas.md sends a conversation to the machine that has read it before."""
+    turns: tuple[list[dict[str, Any]], ...] = (
+        [{"role": "system", "content": "Document A"}, user("q")],
+        [{"role": "system", "content": "Document B"}, user("q"), assistant("a"), user("q2")],
+        [{"role": "system", "content": "Document A"}, user("another")],
+    )
+    names = []
+    for messages in turns:
+        stub.will_stream({"content": "ok"})
+        list(plugin.invoke(messages, credentials=stub.credentials))
+        names.append(stub.take_requests()[-1]["headers"]["X-Session-Id"])
+    assert names[0] == names[1] != names[2]
+    assert "q" not in names[0]
