@@ -380,8 +380,8 @@ def send(
 ) -> requests.Response:
     """Send a request with our key. Raises what `requests.request` does; an endless head is a ConnectionError.
 
-    `conversation` is a name for what is continued; `timeout` is for connecting and for each read, in seconds. The body of
-    the response is not read yet: `iter_body`.
+    `conversation` is a name for what is continued; `timeout` is for connecting and for each read, in seconds. The
+    body of the response is not read yet: `iter_body`.
     """
 
     def sign(request: requests.PreparedRequest) -> requests.PreparedRequest:
