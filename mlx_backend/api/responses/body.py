@@ -101,8 +101,10 @@ class ResponsesBody(ConversationBody):
     ) -> ParsedRequest:
         """Return the request for the chat service, and what of it the response needs. Raises ApiError.
 
-        With a `final` item it is that which is answered, by a text of any form.
+        With a `final` item it is that which is answered, by a text of any form. Without tools it goes on with those of
+        its conversation, as an agent's own compaction does.
         """
+        without_tools = {"tools": self.written.get("tools") or []} if final is not None else {}
         if not isinstance(self.asked_reasoning, Mapping):
             raise refuse(f"reasoning: must be an object, not {excerpt(self.asked_reasoning)}.", "reasoning")
         previous = None
@@ -134,7 +136,7 @@ class ResponsesBody(ConversationBody):
                 tool_choice=tools.choice(self.tool_choice if final is None else "none"),
                 parallel_tool_calls=self.parallel_tool_calls is not False,
                 is_last_complete=conversation.is_last_complete,
-                **self.common("input", "instructions"),
+                **self.common("input", "instructions", **without_tools),
             ),
             tools,
             items,

@@ -7,9 +7,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from byte_tokenizer import ByteTokenizer
 from openai.types.responses import Response, ResponseCompactionItem, ResponseStreamEvent, ResponseUsage
 from pydantic import TypeAdapter
-from scripted_engine import ScriptedEngine
+from scripted_engine import HARMONY_MARKERS, HARMONY_TEMPLATE, ScriptedEngine
 from scripted_server import ANSWER, CALL, client_of
 
 from mlx_backend.api.responses.stream import ResponseWriter
@@ -324,6 +325,17 @@ def test_a_conversation_is_compacted_and_goes_on_from_what_the_model_wrote_down(
     prompt = prompts.pop()
     assert re.search("What is the capital.*Of France.*written down of it.*One moment.*And now", prompt, re.S)
     assert "rain" not in prompt
+
+
+def test_a_conversation_with_a_name_is_compacted_with_its_tools_in_the_prompt() -> None:
+    tokenizer = ByteTokenizer(HARMONY_MARKERS, HARMONY_TEMPLATE)
+    with ScriptedEngine(lambda _: ANSWER, tokenizer=tokenizer, caches=True) as engine:
+        client = client_of(engine)
+        created(client, "Which city?", tools=[WEATHER], prompt_cache_key="a")
+        client.post(COMPACT, json={"input": "Which city?", "prompt_cache_key": "a"})
+        before, compacting = engine.requests
+        assert "functions.weather" in compacting.prompt
+        assert compacting.repeated >= len(before.request.prompt) - len("<|start|>assistant")
 
 
 def test_a_stored_conversation_is_compacted_by_its_id(client: Client) -> None:
