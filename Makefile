@@ -143,7 +143,7 @@ $(VENV_PLUGIN)/.ready: requirements.lock .ci/install.py
 release: $(VENV)/.ready-dev ## build wheel, sdist and plugin, try them, tag, and say what to upload (ARGS=--dry-run: without a tag)
 	@$(RUN) .ci/release.py $(ARGS)
 
-docs-site: $(VENV_DOCS)/.ready ## write docs/ as a site with a search into build/docs/site (installs the generator into $(VENV_DOCS))
+docs-site: $(VENV_DOCS)/.ready ## write docs/ as a site with a search into build/docs/site (installs its generator into .venv-docs)
 	@$(VENV_DOCS)/bin/python .ci/site/build.py
 
 $(VENV_DOCS)/.ready: .ci/site/requirements.txt
