@@ -2,7 +2,8 @@
 
 Measured as a client sees it, over HTTP: seconds to the first token, and tokens a second from then on. Every figure is a
 median with its quartiles, next to the load of the machine. No prompt shares more than its first words with another,
-so that no cache answers for the model. Draws its own small SVG; knows nothing of engines.
+so that no cache answers for the model. A server of its own is another process, so that reading replies does not slow it
+down. Draws its own small SVG; knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend import __version__
 from mlx_backend.commands.errors import CommandError
+from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.commands.own_server import own_server
-from mlx_backend.commands.running_server import RunningServer, add_server_options
+from mlx_backend.commands.running_server import URL_VARIABLE, RunningServer, add_server_options
 from mlx_backend.commands.terminal import add_json_option, console, print_json, print_table
+from mlx_backend.models.names import matching
 
 if TYPE_CHECKING:
     import argparse
@@ -212,14 +215,16 @@ _count.__name__, _counts.__name__ = "number", "list of numbers"
 def run(arguments: argparse.Namespace) -> int:
     """Measure, and show it."""
     with closing(RunningServer.of(arguments)) as running:
-        if arguments.url or (running.is_running() and _has(running, arguments.model)):
+        is_named = bool(arguments.url or os.environ.get(URL_VARIABLE))
+        if is_named or (running.is_running() and _has(running, arguments.model)):
             return _measure(running, arguments.model, arguments)
-    with own_server(["--model", arguments.model] if arguments.model else []) as server:
+    with own_server(["--model", LocalModels().source(arguments.model)] if arguments.model else []) as server:
         return _measure(server, None, arguments)
 
 
 def _has(server: RunningServer, model: str | None) -> bool:
-    return any(model in (None, each.get("id")) for each in server.get("/v1/models").get("data", ()))
+    names = [str(each["id"]) for each in server.models()]
+    return bool(names if model is None else matching(model, names))
 
 
 def _measure(server: RunningServer, name: str | None, arguments: argparse.Namespace) -> int:
@@ -254,12 +259,13 @@ def _measure(server: RunningServer, name: str | None, arguments: argparse.Namesp
 
 
 def _model(server: RunningServer, name: str | None) -> dict[str, Any]:
-    listed = [each for each in server.get("/v1/models").get("data", []) if each.get("type") == "llm"]
-    known = next((each for each in listed if name in (None, each["id"])), None)
-    if known is None:
-        names = ", ".join(each["id"] for each in listed) or "no chat model"
-        raise CommandError(f"The server at {server.url} has {names}{f', and not {name!r}' if name else ''}.")
-    return dict(known)
+    listed = {each["id"]: each for each in server.models() if each.get("type") == "llm"}
+    if not listed:
+        raise CommandError(f"The server at {server.url} has no chat model.")
+    chosen = next(iter(listed)) if name is None else server.model_name(name)
+    if chosen not in listed:
+        raise CommandError(f"{chosen} is no chat model.")
+    return dict(listed[chosen])
 
 
 def chosen_cases(model: dict[str, Any], arguments: argparse.Namespace) -> Iterator[Case]:

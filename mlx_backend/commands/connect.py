@@ -138,15 +138,11 @@ def _access_to(server: RunningServer, arguments: argparse.Namespace) -> ServerAc
     secret = UNUSED if key is None else key if arguments.literal_key else None
     access = ServerAccess(url=server.url, model=arguments.model or "MODEL", secret=secret)
     if server.is_running():
-        listed = [each for each in server.get("/v1/models").get("data", ()) if each.get("type") == "llm"]
-        names = [each["id"] for each in listed]
-        chosen = next((each for each in listed if arguments.model in (None, each["id"])), None)
+        wanted = None if arguments.model is None else server.model_name(arguments.model)
+        listed = [each for each in server.models() if each.get("type") == "llm"]
+        chosen = next((each for each in listed if wanted in (None, each["id"])), None)
         if chosen is None:
-            raise CommandError(
-                f"The server at {server.url} has no chat model {arguments.model!r}; it has {', '.join(names)}."
-                if names
-                else f"The server at {server.url} has no chat model."
-            )
+            raise CommandError(f"{wanted or f'The server at {server.url}'} has no chat model.")
         return replace(
             access,
             model=chosen["id"],

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping
 
+    from mlx_backend.commands.local_models import LocalModel
     from mlx_backend.device.machine import Machine
 
 type State = Literal["ok", "warning", "failed"]
@@ -449,54 +450,41 @@ def check_key(server: ServerState) -> Finding:
 
 def check_model(name: str, mlx: Mapping[str, Any]) -> Iterator[Finding]:
     """Whether a model's folder is whole, whether it fits, and how it is understood."""
+    from mlx_backend.commands.local_models import LocalModels
     from mlx_backend.device.memory import room_for_weights
-    from mlx_backend.models.files import detect_model_type
-    from mlx_backend.models.folders import folder_bytes, problem_of
+    from mlx_backend.models.folders import problem_of
 
-    folder = folder_of(name)
-    if folder is None:
-        cure = f"Name a folder, or a model that `mlx-backend list` shows; `mlx-backend pull {name}` downloads one."
-        yield Finding(about="model", state="failed", found=f"{name} is not on this machine", cure=cure)
+    try:
+        model = LocalModels().find(name)
+        problem = problem_of(model.folder, model.name)
+        if problem is None or problem:
+            raise CommandError(problem or f"{model.folder} holds nothing of a model.")
+    except CommandError as error:
+        found = f"{name} cannot be served"
+        yield Finding(about="model", state="failed", found=found, cure=str(error))
         return
-    problem = problem_of(folder, name)
-    if problem is None or problem:
-        cure = problem or "There is no config.json and no weights in it."
-        yield Finding(about="model", state="failed", found=f"{folder} cannot be served", cure=cure)
-        return
-    weights = folder_bytes(folder) or 0
-    found = f"{name} has {format_size(weights)} of weights"
+    weights = model.files.weight_bytes
+    found = f"{model.name} has {format_size(weights)} of weights"
     if "error" not in mlx and weights > room_for_weights(mlx["memory"]):
         cure = "They do not fit into the memory that models may take: `mlx-backend recommend` names models that do."
         yield Finding(about="model", state="failed", found=found, cure=cure)
     else:
         yield Finding(about="model", found=found)
-    if detect_model_type(folder, name) == "llm":
-        yield check_template(folder)
+    if model.description.kind == "llm":
+        yield check_template(model)
 
 
-def folder_of(name: str) -> Path | None:
-    """Return the folder of a model by its path or its name; None if it is not on this machine."""
-    from mlx_backend.demo import demo_path
-    from mlx_backend.models.folders import cached_snapshot
-
-    path = Path(name).expanduser()
-    return path if path.is_dir() else demo_path(name) or cached_snapshot(name)
-
-
-def check_template(folder: Path) -> Finding:
+def check_template(model: LocalModel) -> Finding:
     """How a model's template and tokens are understood."""
-    from mlx_backend.chat.capabilities import FolderDescriber
-    from mlx_backend.chat.limits import ReplyLimits
-    from mlx_backend.models.engine_options import EngineOptions
     from mlx_backend.models.files import chat_template
 
-    described = FolderDescriber().describe(folder, EngineOptions(), ReplyLimits(context_length=0).settings)
-    efforts = ", ".join(described.efforts) or "none"
+    described = model.description
     found = (
-        f"dialect {described.dialect}, since {described.recognised_by}; efforts: {efforts}; context: "
-        f"{described.context_length or 'not known'}; {', '.join(described.capabilities)}"
+        f"dialect {described.dialect}, since {described.recognised_by}; efforts: "
+        f"{', '.join(described.efforts) or 'none'}; context: {described.context_length or 'not known'}; "
+        f"{', '.join(described.capabilities)}"
     )
-    if chat_template(folder) is None:
+    if chat_template(model.folder) is None:
         cure = "It has no chat template: a base model, which was not trained to chat, is for /v1/completions."
         return Finding(about="template", state="warning", found=found, cure=cure)
     return Finding(about="template", found=found)
@@ -543,14 +531,15 @@ def _show(finding: Finding) -> None:
     from rich.text import Text
 
     mark, colour = MARKS[finding.state]
-    lines = Table.grid(padding=(0, 1, 0, 0))
-    lines.add_column()
-    lines.add_column(min_width=12)
-    lines.add_column(overflow="fold")
-    lines.add_row(Text(mark, colour), finding.about, finding.found)
+    rows = [(Text(mark, colour), finding.about, Text(finding.found))]
     if finding.cure:
-        lines.add_row("", "", Text(f"→ {finding.cure}", colour))
-    console().print(lines)
+        rows.append((Text(), "", Text(f"→ {finding.cure}", colour)))
+    for row in rows:  # a table each, so that none is filled up to the width of the other
+        lines = Table.grid(padding=(0, 1, 0, 0))
+        for width in (1, 12, None):
+            lines.add_column(min_width=width, overflow="fold")
+        lines.add_row(*row)
+        console().print(lines)
 
 
 def _show_end(findings: list[Finding], report: ProblemReport) -> None:

@@ -68,7 +68,7 @@ def test_the_drawing_is_xml_whatever_the_model_is_called() -> None:
 def test_the_demo_model_is_measured_by_a_server_of_its_own(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLX_BACKEND_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLX_BACKEND_PORT", "9")
     svg = tmp_path / "bench.svg"
     words = ["--context", "64,128", "--effort", "none,low", "--requests", "2", "--runs", "1", "--tokens", "8"]
     assert main(["bench", "mlx-demo", *words, "--svg", str(svg), "--json"]) == 0

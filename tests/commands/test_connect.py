@@ -174,7 +174,7 @@ def test_a_key_is_written_only_when_that_is_asked_for(home: Path, capsys: pytest
         (["codx"], "did you mean codex?"),
         (["open"], "did you mean opencode or open-webui or openai or openai-agents?"),
         (["zzz"], "`mlx-backend connect` lists them all"),
-        (["codex", "--model", "nope"], "has no chat model 'nope'; it has "),
+        (["codex", "--model", "nope"], "has no model 'nope'"),
     ],
 )
 def test_a_wrong_name_is_refused(

@@ -175,8 +175,9 @@ def test_a_healthy_machine_and_a_demo_model(
 
 
 def test_what_is_wrong_is_the_exit_status_and_json(
-    free_port: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    free_port: int, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(doctor, "ask_mlx", lambda: MLX)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     status = main(["doctor", str(tmp_path), "--json", "--url", f"http://127.0.0.1:{free_port}"])
     said = json.loads(capsys.readouterr().out)
@@ -187,7 +188,10 @@ def test_what_is_wrong_is_the_exit_status_and_json(
     assert "✗ model" in said["report"]
 
 
-def test_a_running_server_is_asked_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_running_server_is_asked_what_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "ask_mlx", lambda: MLX)
     with running(ScriptedEngine([]), api_key="K9-right") as served:
         for key, words, expected in [
             ("K9-right", "and takes it", 0),

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_backend.commands.json_edit import with_values
@@ -112,6 +112,7 @@ def merged(old: Any, new: Any) -> Any:
     return new
 
 
+@settings(max_examples=40, deadline=None)
 @given(old=TABLES, new=TABLES, indent=st.sampled_from([None, 2, "\t"]))
 def test_what_is_read_afterwards_is_both(old: Any, new: Any, indent: Any) -> None:
     text = json.dumps(old, indent=indent)
