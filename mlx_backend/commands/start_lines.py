@@ -128,6 +128,8 @@ def start_lines(
             f"  Everyone who can reach this address can use it: set --api-key or ${variable_of('--api-key')}."
         )
     key = ' -H "Authorization: Bearer $KEY"' if has_key else ""
+    if settings.page:
+        lines.append(f"  In a browser: {url}/")
     return [
         *lines,
         f"  Dify in Docker: http://host.docker.internal:{port}/v1{hint}",

@@ -13,12 +13,14 @@ export const base = () => url(".").replace(/\/$/, "");
 
 let key = settings.get("key");
 try { key ||= sessionStorage.getItem("mlx-backend.key"); } catch { /* a browser that keeps nothing */ }
-export const hasKey = () => Boolean(key);
+
+/** The header with the key: its bytes in UTF-8, since a header's text is Latin-1. */
+const withKey = () => (key ? { authorization: `Bearer ${String.fromCharCode(...new TextEncoder().encode(key))}` } : {});
 
 /** Send a request; the response is one that is well. Asks for a key where one is needed, and sends it again. */
 export async function send(path, { body, method, signal } = {}) {
   for (;;) {
-    const headers = { accept: "application/json", ...(key && { authorization: `Bearer ${key}` }) };
+    const headers = { accept: "application/json", ...withKey() };
     if (body !== undefined) headers["content-type"] = "application/json";
     let response;
     try {
@@ -80,6 +82,8 @@ export async function* stream(path, body, signal) {
       const lines = (rest + value).split("\n");
       rest = lines.pop();
       for (const line of lines) {
+        const queued = /^: keepalive queued (\d+)/.exec(line);
+        if (queued) yield { choices: [], queued: Number(queued[1]) };
         if (!line.startsWith("data: ")) continue;
         isWhole ||= line === "data: [DONE]";
         if (isWhole) break;
@@ -109,7 +113,7 @@ export const server = Object.assign(new EventTarget(), {
   async refreshHealth() {
     let health = null;
     try {
-      const response = await fetch(url("health"), { headers: key ? { authorization: `Bearer ${key}` } : {}, cache: "no-store" });
+      const response = await fetch(url("health"), { headers: withKey(), cache: "no-store" });
       health = await response.json();
     } catch { /* it cannot be reached */ }
     const wasLost = this.isLost;

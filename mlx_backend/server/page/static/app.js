@@ -3,7 +3,7 @@ import { server } from "./api.js";
 import * as activity from "./activity.js";
 import * as chat from "./chat.js";
 import * as connect from "./connect.js";
-import { LANGUAGES, announce, applyTheme, h, icon, iconButton, language, put, settings, t } from "./dom.js";
+import { LANGUAGES, applyTheme, h, icon, iconButton, language, put, settings, t } from "./dom.js";
 import * as models from "./models.js";
 import { chats } from "./store.js";
 
@@ -38,7 +38,7 @@ function showSidebar(isShown) {
 
 function drawChats() {
   const current = chat.openId(), hadFocus = chatList.contains(document.activeElement);
-  put(chatList, chats.list.filter((each) => each.messages.length).map((each) => h("li", {},
+  put(chatList, chats.isFull ? h("li", { class: "problem", role: "alert" }, t("full")) : null, chats.list.filter((each) => each.messages.length).map((each) => h("li", {},
     h("a", { href: `#/chat/${each.id}`, "aria-current": each.id === current && location.hash.startsWith("#/chat") ? "page" : null }, each.title || t("chat")),
     iconButton("trash", t("deleteChat", { title: each.title }), async () => {
       if (!confirm(t("deleteChat", { title: each.title }))) return;
@@ -46,7 +46,6 @@ function drawChats() {
       (chatList.querySelector("a") || links[0]).focus();
     }))));
   if (hadFocus && !chatList.contains(document.activeElement)) chatList.querySelector("[aria-current]")?.focus();
-  if (chats.isFull) announce(t("full"));
 }
 
 let shown = null;

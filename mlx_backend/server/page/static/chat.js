@@ -103,7 +103,7 @@ class MessageView {
     if (progress?.total) return t("prefill", { done: count(progress.processed), total: count(progress.total) });
     const health = server.health?.models?.find((each) => each.model === (modelOf(chat?.model)?.root || chat?.model));
     if (health && ["loading", "downloading"].includes(health.state)) return t(`${health.state}Percent`, { percent: health.percent ?? 0 });
-    return health?.waiting ? t("queued", { count: count(health.waiting) }) : t("waiting");
+    return this.message.queued ? t("queued", { count: count(this.message.queued) }) : t("waiting");
   }
 
   call({ id, name, input }) {
@@ -178,7 +178,7 @@ function emptyChat() {
 async function ask(reply = newReply(), isNew = true) {
   const asked = chat, controller = new AbortController();
   let body;
-  try { body = requestOf(asked, effortOf(asked)); } catch { return openSettings(t("toolsWrong")); }
+  try { body = requestOf(asked, effortOf(asked)); } catch { draw(); return openSettings(t("toolsWrong")); }
   if (isNew) asked.messages.push(reply);
   running.set(asked.id, controller);
   draw();
@@ -264,6 +264,7 @@ const composer = h("textarea", {
     event.preventDefault();
     send();
   },
+  oninput: () => { composer.rows = Math.min(8, composer.value.split("\n").length); }, // where CSS cannot do it
   onpaste: (event) => addImages(event.clipboardData.files) && event.preventDefault(),
 });
 const picker = h("select", { "aria-label": t("model"), onchange: () => { chat.model = picker.value; remember(); draw(); } });
@@ -335,8 +336,10 @@ function openSettings(problem = "") {
     spellcheck: name === "system" ? null : "false", onchange: (event) => { chat[name] = event.target.value; save(); } }));
   const field = ([name, [min, max, step]]) => h("label", {}, t(name), h("input", {
     type: "number", min, max, step, value: chat.sampling[name] ?? "", placeholder: defaults[name] ?? t("auto"), onchange: (event) => {
-      if (event.target.value === "" || !event.target.checkValidity() && !event.target.validity.stepMismatch) delete chat.sampling[name];
-      else chat.sampling[name] = Number(event.target.value);
+      const { value, validity } = event.target;
+      if (value !== "" && (validity.valid || validity.stepMismatch)) chat.sampling[name] = Number(value);
+      else delete chat.sampling[name];
+      if (validity.badInput || validity.rangeOverflow || validity.rangeUnderflow) event.target.reportValidity();
       save();
     },
   }));

@@ -40,10 +40,10 @@ export const newReply = () => ({ role: "assistant", text: "", reasoning: "", cal
 export async function receive(message, body, signal, onChange) {
   const began = performance.now();
   let reasoningBegan = null, spent = message.seconds;
-  Object.assign(message, { state: "waiting", error: null, finish: null, progress: null, usage: null, timings: null, answeredBy: body.model });
+  Object.assign(message, { state: "waiting", error: null, finish: null, progress: null, queued: 0, usage: null, timings: null, answeredBy: body.model });
   try {
     for await (const event of stream("v1/chat/completions", body, signal)) {
-      for (const name of ["usage", "timings"]) if (event[name]) message[name] = event[name];
+      for (const name of ["usage", "timings", "queued"]) if (event[name]) message[name] = event[name];
       if (event.reasoning) message.decided = event.reasoning;
       if (event.prompt_progress) message.progress = event.prompt_progress;
       for (const { delta, finish_reason } of event.choices) {

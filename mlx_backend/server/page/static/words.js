@@ -61,7 +61,7 @@ export const WORDS = {
   "prefill": ["Reading the prompt: {done} of {total} tokens", "プロンプトを処理中: {done} / {total} トークン", "正在读取提示：{done} / {total} 个 token"],
   "presence_penalty": ["Presence penalty", "存在ペナルティ", "存在惩罚"], "prompt": ["Prompt", "プロンプト", "提示"],
   "promptFact": ["prompt {count} ({cached} cached)", "プロンプト {count} (キャッシュ {cached})", "提示 {count}（缓存 {cached}）"],
-  "queued": ["In the queue: {count} waiting", "待機中: {count} 件", "排队中：{count} 个"], "rate": ["tok/s", "tok/s", "tok/s"],
+  "queued": ["In the queue: place {count}", "待機中: {count} 番目", "排队中：第 {count} 位"], "rate": ["tok/s", "tok/s", "tok/s"],
   "ready": ["ready", "準備完了", "就绪"], "reasoned": ["Reasoning", "推論", "推理"], "reasoning": ["Reasoning", "推論中", "正在推理"],
   "rememberKey": ["Keep it in this browser", "このブラウザに保存する", "保存在此浏览器中"],
   "removePicture": ["Remove the picture", "画像を外す", "移除图片"],
