@@ -179,6 +179,25 @@ def test_a_picture_at_an_address_is_the_one_that_was_sent(engine: ScriptedEngine
     assert fetched.image.digest == sent.image.digest
 
 
+@pytest.mark.parametrize("sees", [True, False], ids=["seeing", "blind"])
+def test_an_agents_view_image_shows_the_image_or_says_that_the_model_cannot_see_it(sees: bool) -> None:
+    items = [
+        {"role": "user", "content": "Look at a.png."},
+        {"type": "function_call", "call_id": "c1", "name": "view_image", "arguments": '{"path": "a.png"}'},
+        {
+            "type": "function_call_output",
+            "call_id": "c1",
+            "output": [{"type": "input_image", "image_url": data_uri(PICTURE), "detail": "high"}],
+        },
+    ]
+    with seeing_engine() if sees else blind_engine() as engine, running(engine) as server:
+        status, body = server.call("/v1/responses", {"input": items})
+        assert status == 200, body
+        prompt = engine.requests[0].prompt
+    assert ("<|vision_start|>" in prompt) == sees
+    assert ("this model does not see" in prompt) != sees
+
+
 @pytest.mark.parametrize("form", ["part", "JSON"])
 def test_a_tools_result_shows_its_images(server: RunningServer, engine: ScriptedEngine, form: str) -> None:
     data = base64.b64encode(png(200, 100)).decode()

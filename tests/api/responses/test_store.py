@@ -99,6 +99,16 @@ def test_a_conversation_outlives_its_first_response() -> None:
     assert store.get("r2", "a").nbytes == 2 * first, "what it refers to is counted"
 
 
+def test_a_chain_of_any_length_is_followed_and_given_up() -> None:
+    store = ResponseStore()
+    put(store, "r0")
+    for number in range(1, 10_000):
+        put(store, f"r{number}", previous=store.get(f"r{number - 1}", "a"))
+    last = store.get("r9999", "a")
+    assert len(last.conversation()) == 20_000
+    assert not has(store, "r0"), "the conversation of each is counted"
+
+
 @pytest.mark.parametrize("item", [{}, {"type": "message", "id": "x"}, {"content": [{}] * 9}])
 def test_what_is_held_in_memory_is_what_is_counted_however_small_the_values(item: dict[str, Any]) -> None:
     given = [{**item, "id": f"{number}"} if "id" in item else dict(item) for number in range(20_000)]
