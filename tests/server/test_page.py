@@ -81,6 +81,11 @@ def test_a_file_says_what_it_is_and_that_nothing_comes_from_elsewhere(client: Cl
     assert (again.status_code, again.data) == (304, b"")
 
 
+def test_an_address_with_a_slash_too_many_leads_to_the_one_without(client: Client) -> None:
+    response = client.get("/docs/")
+    assert (response.status_code, response.headers["Location"]) == (308, "../docs")
+
+
 @pytest.mark.parametrize("name", ["nothing.js", "../__init__.py", "..%2ffiles.py", "static/app.js", "%00"])
 def test_what_is_not_one_of_the_files_is_a_404(client: Client, name: str) -> None:
     response = client.get(f"/page/{name}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from werkzeug import Response
+from werkzeug.utils import redirect
 
 from mlx_backend.api.base import Operation
 from mlx_backend.api.errors import ApiError
@@ -74,6 +75,8 @@ class PageFile(DefaultErrors):
 
     def handle(self, request: Request, _backend: Backend, arguments: Mapping[str, str]) -> Response:
         """Return the file. Raises ApiError for one that is not there."""
+        if self._name is not None and request.path.endswith("/"):
+            return redirect(f"..{request.path.rstrip('/')}", 308)  # the page's own addresses are relative
         return _response(request, self._name or arguments["name"])
 
 
