@@ -301,8 +301,11 @@ class Bench:
 
     def replies(self, case: Case) -> list[TimedReply]:
         """Send the requests of a case at once."""
-        with ThreadPoolExecutor(case.requests) as pool:
+        pool = ThreadPoolExecutor(case.requests)
+        try:
             return list(pool.map(self.reply, [case] * case.requests))
+        finally:  # after Ctrl-C their connections are closed, which ends them
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def reply(self, case: Case) -> TimedReply:
         """Send one, and read its reply to the end."""

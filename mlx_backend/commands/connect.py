@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.clients import CLIENTS, KEY_VARIABLE, UNUSED, ServerAccess
-from mlx_backend.commands.errors import WRONG_USAGE, CommandError
+from mlx_backend.commands.errors import NO_SERVER, WRONG_USAGE, CommandError
 from mlx_backend.commands.json_edit import with_values
 from mlx_backend.commands.running_server import RunningServer, add_server_options
 from mlx_backend.commands.terminal import (
@@ -137,29 +137,26 @@ def _access_to(server: RunningServer, arguments: argparse.Namespace) -> ServerAc
     key = arguments.key or os.environ.get(KEY_VARIABLE) or None
     secret = UNUSED if key is None else key if arguments.literal_key else None
     access = ServerAccess(url=server.url, model=arguments.model or "MODEL", secret=secret)
-    if server.is_running():
-        wanted = None if arguments.model is None else server.model_name(arguments.model)
-        listed = [each for each in server.models() if each.get("type") == "llm"]
-        chosen = next((each for each in listed if wanted in (None, each["id"])), None)
-        if chosen is None:
-            raise CommandError(f"{wanted or f'The server at {server.url}'} has no chat model.")
-        return replace(
-            access,
-            model=chosen["id"],
-            context=chosen.get("context_length") or access.context,
-            sees="vision" in chosen.get("capabilities", ()),
-        )
-    else:
-        print(
-            f"No server answers at {server.url}: start one with `mlx-backend serve MODEL`. What follows is for "
-            "that address.",
-            file=sys.stderr,
-        )
+    try:
+        server.health()
+    except CommandError as error:
+        if error.status != NO_SERVER:
+            raise
         if arguments.write and arguments.model is None:
-            raise CommandError(
-                "Say which model the client is to use with --model, or start the server first."
-            )
-    return access
+            raise CommandError(f"{error} Or say which model the client is to use, with --model.") from None
+        print(f"{error} What follows is for that address.", file=sys.stderr)
+        return access
+    wanted = None if arguments.model is None else server.model_name(arguments.model)
+    listed = [each for each in server.models() if each.get("type") == "llm"]
+    chosen = next((each for each in listed if wanted in (None, each["id"])), None)
+    if chosen is None:
+        raise CommandError(f"The server at {server.url} has no chat model{f' {wanted}' if wanted else ''}.")
+    return replace(
+        access,
+        model=chosen["id"],
+        context=chosen.get("context_length") or access.context,
+        sees="vision" in chosen.get("capabilities", ()),
+    )
 
 
 def _show(client: ClientSetup, access: ServerAccess) -> None:

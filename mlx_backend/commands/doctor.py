@@ -25,6 +25,7 @@ from mlx_backend.commands.running_server import KEY_VARIABLE, RunningServer, add
 from mlx_backend.commands.terminal import add_json_option, console, print_json
 from mlx_backend.device.machine import this_machine
 from mlx_backend.device.memory import format_bytes
+from mlx_backend.errors import first_line
 from mlx_backend.models.folders import format_size
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ IMPORT_SECONDS = 120
 LITTLE_SPACE, NO_SPACE = 20 << 30, 1 << 30
 """Free bytes of a disk below which a model may not fit, and nothing does."""
 LITTLE_MEMORY = 8 << 30
+IN_CONTAINERS = (Path("/.dockerenv"), Path("/run/.containerenv"))
+"""Files that Docker and Podman put into containers."""
 
 # What runs in a process of its own. A product that is wrong tells of a broken BLAS.
 _MLX = """
@@ -117,22 +120,37 @@ def checks(arguments: argparse.Namespace) -> Iterator[Finding]:
     machine = this_machine()
     yield check_system(machine)
     yield check_python(sys.version_info[:2])
-    yield check_packages()
+    yield from _looked_at("packages", check_packages)
     mlx = ask_mlx()
     yield check_mlx(mlx)
-    yield check_memory(machine, mlx)
+    yield from _looked_at("memory", lambda: check_memory(machine, mlx))
     if machine.is_mac:
         yield check_wired(mlx)
-    yield check_cache(cache := hugging_face_cache())
-    yield check_disk(cache)
-    yield check_vision()
-    yield from check_variables()
-    server = ServerState.of(arguments)
-    yield check_server(server)
-    yield check_containers(server, is_mac=machine.is_mac)
-    yield check_key(server)
+    yield from _looked_at("cache", lambda: check_cache(hugging_face_cache()))
+    yield from _looked_at("disk", lambda: check_disk(hugging_face_cache()))
+    yield from _looked_at("images", check_vision)
+    yield from _looked_at("variables", check_variables)
+    yield from _looked_at("server", lambda: check_address(ServerState.of(arguments), machine))
     if arguments.model:
-        yield from check_model(arguments.model, mlx)
+        yield from _looked_at("model", lambda: check_model(arguments.model, mlx))
+
+
+def _looked_at(about: str, check: Callable[[], Finding | Iterator[Finding]]) -> Iterator[Finding]:
+    """Yield what a check finds. What keeps it from looking, such as a package that is missing, is found too."""
+    try:
+        found = check()
+        yield from [found] if isinstance(found, Finding) else found
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        cure = "Install again, in the way it was: make setup, uv tool or pipx."
+        yield Finding(about=about, state="failed", found=f"this could not be looked at ({reason})", cure=cure)
+
+
+def check_address(server: ServerState, machine: Machine) -> Iterator[Finding]:
+    """What is at the server's address, and who reaches it."""
+    yield check_server(server)
+    yield check_containers(server, is_mac=machine.is_mac, in_container=any(map(Path.exists, IN_CONTAINERS)))
+    yield check_key(server)
 
 
 def check_system(machine: Machine) -> Finding:
@@ -408,8 +426,11 @@ def check_server(server: ServerState) -> Finding:
     return Finding(about="server", found=f"none runs; the port {server.port} is free for one")
 
 
-def check_containers(server: ServerState, *, is_mac: bool) -> Finding:
+def check_containers(server: ServerState, *, is_mac: bool, in_container: bool = False) -> Finding:
     """Whether a container on this machine, such as Dify's, reaches the server."""
+    if in_container:
+        found = f"this is a container: others reach what it publishes (-p {server.port}:{server.port}, --host 0.0.0.0)"
+        return Finding(about="containers", found=found)
     from mlx_backend.clients import ServerAccess
 
     seen = ServerAccess(url=server.url).container_url

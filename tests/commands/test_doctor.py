@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,14 @@ ROWS: list[tuple[str, Callable[[], Finding], str, str]] = [
         "",
     ),
     (
+        "a container",
+        lambda: doctor.check_containers(
+            server(is_ours=True, on_network=False), is_mac=False, in_container=True
+        ),
+        "ok",
+        "",
+    ),
+    (
         "everybody is let in",
         lambda: doctor.check_key(server(is_ours=True, on_network=True)),
         "warning",
@@ -146,6 +155,18 @@ def test_an_mlx_that_cannot_be_imported_or_crashes_is_a_finding(program: str, er
     found = doctor.ask_mlx(program)
     assert error in found["error"]
     assert doctor.check_mlx(found).state == "failed"
+
+
+def test_a_package_that_is_missing_does_not_keep_the_rest_from_being_looked_at(
+    free_port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "ask_mlx", lambda: {"error": "No module named 'mlx'"})
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert main(["doctor", "--url", f"http://127.0.0.1:{free_port}"]) == 1
+    printed = capsys.readouterr().out
+    assert "✗ mlx          MLX cannot be used: No module named 'mlx'" in printed
+    assert "✗ cache        this could not be looked at (" in printed
+    assert "✓ server" in printed
 
 
 @pytest.fixture
