@@ -21,8 +21,8 @@ help: ## list the commands
 
 setup: $(VENV)/.ready ## build .venv with what running needs (the other commands do this first)
 	@echo "$(VENV) is ready. Next:"
-	@printf '  %-37s %s\n' "$(VENV)/bin/mlx-backend" "the server, with a small demonstration model" \
-		"$(VENV)/bin/mlx-backend --model NAME" "with a model from Hugging Face, or in a folder" \
+	@printf '  %-37s %s\n' "$(VENV)/bin/mlx-backend chat" "a chat with a small demonstration model" \
+		"$(VENV)/bin/mlx-backend --model NAME" "the server, with a model from Hugging Face or in a folder" \
 		"make demo" "server and Dify plugin at work"
 
 # 3.15 has no packages of what is locked yet (requires-python in pyproject.toml says the same).
