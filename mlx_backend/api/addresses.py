@@ -11,7 +11,6 @@ The first line of a function's docstring is what /openapi.json says of the addre
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,22 +38,17 @@ type Find[B] = Callable[[B, ModelRegistry, float], Mapping[str, Any]]
 type AnyCall = ReplyCall | JsonCall[Any]
 
 
-class Api(ABC):
-    """How an API writes errors: implements base.py's `Errors`."""
+@dataclass
+class Api:
+    """How an API writes errors: implements base.py's `Errors`. `error_object` says what went wrong."""
 
     error_type: Any
-
-    @abstractmethod
-    def error_object(self, error: ApiError) -> Any:
-        """Return what says what went wrong, before a stream and in it."""
+    error_object: Callable[[ApiError], Any]
+    status: Callable[[ApiError], int] = lambda error: error.status
 
     def error(self, error: ApiError) -> bytes:
         """Return the body of an error response."""
         return json_text.body(self.error_object(error))
-
-    def status(self, error: ApiError) -> int:
-        """Return the status of an error response."""
-        return error.status
 
 
 @dataclass(frozen=True)

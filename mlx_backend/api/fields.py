@@ -163,6 +163,17 @@ class Body(Lenient):
         return [*(name for name in self.unknown if name not in known), *sorted(inner)]
 
 
+def text_of(holder: Mapping[str, Any], name: str, where: str, default: str | None = None) -> str:
+    """Return a field that is a text. Raises ApiError for any other, and for none if there is no `default`."""
+    value = holder.get(name, default)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str):
+        what = "is missing" if value is None else f"must be a text, not {json_type(value)}"
+        raise refuse(f"{where}.{name} {what}.", f"{where}.{name}")
+    return value
+
+
 def with_extra_body(body: Any) -> Any:
     """Return a body with the fields of `extra_body` among its own, as the OpenAI SDK sends them.
 

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from mlx_backend.api.errors import refuse
+from mlx_backend.api.errors import refuse, wrong_type, wrong_value
 from mlx_backend.api.fields import Lenient, refuse_invalid
 from mlx_backend.api.reply_fields import offer
 from mlx_backend.chat.request import InputGrammar, ToolChoice
-from mlx_backend.conversation.json_values import excerpt, json_type
+from mlx_backend.conversation.json_values import excerpt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,9 +185,10 @@ class Tools:
             tool, where = _parsed(each, f"tools[{at}]")
             if isinstance(tool, str | NamespaceTool) and not leaves_out_others:
                 kind = tool if isinstance(tool, str) else tool.type
-                raise refuse(
-                    f"tools[{at}].type = {excerpt(kind)}: only functions and custom tools can be called here.",
+                raise wrong_value(
                     f"tools[{at}].type",
+                    kind,
+                    "only functions and custom tools can be called here.",
                     "unsupported_value",
                 )
             if isinstance(tool, str):
@@ -239,21 +240,23 @@ class Tools:
             case {"type": "allowed_tools", "tools": list(allowed)}:
                 mode = choice.get("mode", "auto")
                 if mode not in ("auto", "required"):
-                    raise refuse(f"{where}.mode = {excerpt(mode)}: send auto or required.", f"{where}.mode")
+                    raise wrong_value(f"{where}.mode", mode, "send auto or required.")
                 flat = frozenset(self._allowed(allowed, f"{where}.tools"))
                 is_required = mode == "required"
                 return replace(held, required=is_required, allowed=flat) if flat or is_required else none
             case {"type": str(kind)} if kind not in (*_KINDS, "allowed_tools"):
-                raise refuse(
-                    f"tool_choice = {excerpt(value)}: a tool of type {excerpt(kind)} is not run here. Only functions "
-                    "and custom tools can be called.",
+                raise wrong_value(
                     "tool_choice",
+                    value,
+                    f"a tool of type {excerpt(kind)} is not run here. Only functions "
+                    "and custom tools can be called.",
                     "unsupported_value",
                 )
-        raise refuse(
-            f'tool_choice = {excerpt(value)}: send "auto", "none", "required", a tool by its type and name, or a list '
-            "of such as allowed_tools with a mode and tools.",
+        raise wrong_value(
             "tool_choice",
+            value,
+            'send "auto", "none", "required", a tool by its type and name, or a list '
+            "of such as allowed_tools with a mode and tools.",
         )
 
     def _allowed(self, allowed: Sequence[Any], where: str) -> Iterator[str]:
@@ -287,11 +290,11 @@ class Tools:
 def _parsed(written: Any, where: str) -> tuple[FunctionTool | CustomTool | NamespaceTool | str, str]:
     """Return a tool, of one that is not known its type; and the path of its fields. Raises ApiError."""
     if not isinstance(written, Mapping):
-        raise refuse(f"{where}: must be an object, not {json_type(written)}.", where)
+        raise wrong_type(where, "an object", written)
     written, path = unnested(written, where)
     kind = written["type"]
     if not isinstance(kind, str):
-        raise refuse(f"{where}.type: must be a text, not {json_type(kind)}.", f"{where}.type")
+        raise wrong_type(f"{where}.type", "a text", kind)
     if kind not in _KINDS:
         return kind, path
     try:

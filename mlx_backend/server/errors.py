@@ -8,7 +8,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from mlx_backend.api import errors
 from mlx_backend.api.errors import ApiError
-from mlx_backend.api.openai.base import OpenAI
+from mlx_backend.api.openai.base import OPENAI
 from mlx_backend.errors import EngineBusy, EngineStopped
 from mlx_backend.preparation import PreparationCancelled
 
@@ -19,11 +19,15 @@ CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that has left. No client reads it; it is for the log of a proxy in between."""
 
 
-class DefaultErrors(OpenAI):
+class DefaultErrors:
     """How an error is written at an address that belongs to no API: as most clients expect it."""
 
+    error_type = OPENAI.error_type
+    error = staticmethod(OPENAI.error)
+    status = staticmethod(OPENAI.status)
 
-DEFAULT_ERRORS: Errors = DefaultErrors()
+
+DEFAULT_ERRORS: Errors = OPENAI
 
 
 def as_api_error(error: Exception, *, is_draining: bool) -> ApiError:

@@ -52,18 +52,4 @@ def error_object(error: ApiError) -> AnthropicError:
     return {"type": "error", "error": written}
 
 
-class Anthropic(Api):
-    """Implements api/base.py's `Errors`."""
-
-    error_type = AnthropicError
-
-    def error_object(self, error: ApiError) -> AnthropicError:
-        """Build the object of an error."""
-        return error_object(error)
-
-    def status(self, error: ApiError) -> int:
-        """Return the status of an error response."""
-        return status_of(error)
-
-
-ANTHROPIC = Anthropic()
+ANTHROPIC = Api(AnthropicError, error_object, status_of)

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.anthropic.tools import ClientTool
-from mlx_backend.api.errors import refuse
+from mlx_backend.api.errors import refuse, wrong_type, wrong_value
+from mlx_backend.api.fields import text_of
 from mlx_backend.api.reply_fields import offer
 from mlx_backend.api.sealed_reasoning import NotSealedHere, unseal
 from mlx_backend.conversation.json_values import excerpt, json_type
@@ -42,7 +43,7 @@ def as_object(holder: Mapping[str, Any], name: str, where: str = "") -> Mapping[
     value = holder.get(name)
     if value is not None and not isinstance(value, Mapping):
         path = f"{where}.{name}" if where else name
-        raise refuse(f"{path}: must be an object, not {json_type(value)}.", path)
+        raise wrong_type(path, "an object", value)
     return value or {}
 
 
@@ -93,16 +94,14 @@ class BlockConversation:
             raise refuse(f"{where}: a message must be an object, not {json_type(message)}.", where)
         role, content = message.get("role"), message.get("content")
         if role not in _ROLES:
-            raise refuse(
-                f"{where}.role = {excerpt(role)}: must be user, assistant or system.", f"{where}.role"
-            )
+            raise wrong_value(f"{where}.role", role, "must be user, assistant or system.")
         place = f"{where}.content"
         if content is None or isinstance(content, str):
             blocks: Sequence[Any] = [{"type": "text", "text": content or ""}]
         elif isinstance(content, list):
             blocks = content
         else:
-            raise refuse(f"{place}: must be a text or a list of blocks, not {json_type(content)}.", place)
+            raise wrong_type(place, "a text or a list of blocks", content)
         if role == "assistant":
             self._add_own(blocks, place)
         elif role == "system":
@@ -112,9 +111,7 @@ class BlockConversation:
 
     def _add_system(self, message: Mapping[str, Any], blocks: Sequence[Any], where: str) -> None:
         if (clear_at := message.get("clear_at")) not in (None, "never", _BRIEF):
-            raise refuse(
-                f"{where}.clear_at = {excerpt(clear_at)}: must be never or {_BRIEF}.", f"{where}.clear_at"
-            )
+            raise wrong_value(f"{where}.clear_at", clear_at, f"must be never or {_BRIEF}.")
         effort = as_object(message, "output_config", where).get("effort")
         self.effort = self.effort if effort is None else effort
         texts = []
@@ -158,10 +155,7 @@ class BlockConversation:
         """Return the name of a tool that a block refers to. Raises ApiError where there is none of that name."""
         name = reference.get(field) if isinstance(reference, Mapping) else None
         if not isinstance(name, str) or name not in self.tools:
-            raise refuse(
-                f"{where}.{field} = {excerpt(name)}: there is no such tool in this request's tools.",
-                f"{where}.{field}",
-            )
+            raise wrong_value(f"{where}.{field}", name, "there is no such tool in this request's tools.")
         return name
 
     def _add_own(self, blocks: Sequence[Any], where: str) -> None:
@@ -172,12 +166,12 @@ class BlockConversation:
             place = f"{where}[{at}]"
             match _kind(block, place):
                 case "text":
-                    texts.append(_text(block, "text", place))
+                    texts.append(text_of(block, "text", place))
                 case "thinking" | "redacted_thinking":
                     reasoning.append(_reasoning(block, place))
                 case "tool_use":
-                    call = {"name": _text(block, "name", place), "arguments": _arguments(block, place)}
-                    written = {"id": _text(block, "id", place), "type": "function", "function": call}
+                    call = {"name": text_of(block, "name", place), "arguments": _arguments(block, place)}
+                    written = {"id": text_of(block, "id", place), "type": "function", "function": call}
                     message.setdefault("tool_calls", []).append(written)
                 case kind:
                     _refuse_kind(kind, "an assistant's message", place)
@@ -193,7 +187,7 @@ class BlockConversation:
             place = f"{where}[{at}]"
             if _kind(block, place) == "tool_result":
                 content = self._result(block, place)
-                call_id = _text(block, "tool_use_id", place)
+                call_id = text_of(block, "tool_use_id", place)
                 self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
             else:
                 parts += self._parts(block, place, "a user's message")
@@ -212,10 +206,7 @@ class BlockConversation:
                 for part in self._parts(each, f"{place}[{at}]", "a tool's result")
             ]
         else:
-            raise refuse(
-                f"{where}.content: must be a text or a list of blocks, not {json_type(content)}.",
-                f"{where}.content",
-            )
+            raise wrong_type(f"{where}.content", "a text or a list of blocks", content)
         if block.get("is_error") is True and not _says_error(parts):
             parts = [{"type": "text", "text": "Error: "}, *parts]
         return _joined(parts)
@@ -223,7 +214,7 @@ class BlockConversation:
     def _parts(self, block: Any, where: str, holder: str) -> list[dict[str, Any]]:
         match _kind(block, where):
             case "text":
-                return [{"type": "text", "text": _text(block, "text", where)}]
+                return [{"type": "text", "text": text_of(block, "text", where)}]
             case "image":
                 return [self._image(block, where)]
             case "document":
@@ -248,10 +239,11 @@ class BlockConversation:
             case {"type": "url", "url": str(url)} if url:
                 pass
             case other:
-                raise refuse(
-                    f"{where}.source = {excerpt(other)}: send "
-                    '{"type": "base64", "media_type": "image/png", "data": …} or {"type": "url", "url": …}.',
+                raise wrong_value(
                     f"{where}.source",
+                    other,
+                    "send "
+                    '{"type": "base64", "media_type": "image/png", "data": …} or {"type": "url", "url": …}.',
                     "invalid_image",
                 )
         self.images.append(ImageSource(where=where, url=url, detail=Detail.AUTO))
@@ -293,15 +285,13 @@ def _kind(block: Any, where: str) -> str:
         raise refuse(f"{where}: a block must be an object, not {json_type(block)}.", where)
     kind = block.get("type")
     if not isinstance(kind, str):
-        raise refuse(f"{where}.type: must be a text, not {json_type(kind)}.", f"{where}.type")
+        raise wrong_type(f"{where}.type", "a text", kind)
     return kind
 
 
 def _refuse_kind(kind: str, holder: str, where: str) -> None:
-    raise refuse(
-        f"{where}.type = {excerpt(kind)}: there is no such block in {holder} here. Remove it.",
-        f"{where}.type",
-        "unsupported_content",
+    raise wrong_value(
+        f"{where}.type", kind, f"there is no such block in {holder} here. Remove it.", "unsupported_content"
     )
 
 
@@ -311,11 +301,11 @@ def _reasoning(block: Mapping[str, Any], where: str) -> str:
     field = "data" if is_redacted else "signature"
     sealed, text = block.get(field), "" if is_redacted else block.get("thinking")
     if not isinstance(text, str):
-        raise refuse(f"{where}.thinking: must be a text, not {json_type(text)}.", f"{where}.thinking")
+        raise wrong_type(f"{where}.thinking", "a text", text)
     if sealed is None or sealed == "":  # a client that has not kept it
         return text
     if not isinstance(sealed, str):
-        raise refuse(f"{where}.{field}: must be a text, not {json_type(sealed)}.", f"{where}.{field}")
+        raise wrong_type(f"{where}.{field}", "a text", sealed)
     try:
         return unseal(sealed, text)
     except NotSealedHere:
@@ -335,13 +325,5 @@ def _arguments(block: Mapping[str, Any], where: str) -> str:
     if isinstance(given, str):
         return given
     if not isinstance(given, Mapping):
-        raise refuse(f"{where}.input: must be an object, not {json_type(given)}.", f"{where}.input")
+        raise wrong_type(f"{where}.input", "an object", given)
     return json.dumps(given, ensure_ascii=False)
-
-
-def _text(block: Mapping[str, Any], name: str, where: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        what = "is missing" if value is None else f"must be a text, not {json_type(value)}"
-        raise refuse(f"{where}.{name} {what}.", f"{where}.{name}")
-    return value

@@ -15,12 +15,11 @@ from pydantic import BeforeValidator
 from mlx_backend.api.anthropic.blocks import BlockConversation, as_object, system_text
 from mlx_backend.api.anthropic.objects import OutputConfig, ThinkingConfig
 from mlx_backend.api.anthropic.tools import ClientTool  # noqa: TC001 (read at run time)
-from mlx_backend.api.errors import refuse
+from mlx_backend.api.errors import refuse, wrong_value
 from mlx_backend.api.fields import Refusals, is_one_of
 from mlx_backend.api.openai.objects import EFFORT_FIELDS
 from mlx_backend.api.reply_fields import ConversationBody, Limit, accepts, as_stop_strings, offer
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
-from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.conversation.result_media import with_media_as_parts
 from mlx_backend.settings import SAMPLING
 
@@ -136,17 +135,14 @@ class MessagesBody(ConversationBody):
                 name = (self.tool_choice or {}).get("name")
                 if name not in offered:
                     known = ", ".join(offered) or "none"
-                    raise refuse(
-                        f"tool_choice.name = {excerpt(name)}: there is no such tool to call; the request's tools: "
-                        f"{known}.",
+                    raise wrong_value(
                         "tool_choice.name",
+                        name,
+                        f"there is no such tool to call; the request's tools: {known}.",
                     )
                 return ToolChoice(name=name, strict=strict)
             case kind:
-                raise refuse(
-                    f"tool_choice.type = {excerpt(kind)}: must be auto, any, tool or none.",
-                    "tool_choice.type",
-                )
+                raise wrong_value("tool_choice.type", kind, "must be auto, any, tool or none.")
 
     def _answer_format(self) -> AnswerFormat | None:
         config = self.written.get("output_config")
@@ -158,9 +154,7 @@ class MessagesBody(ConversationBody):
             case {"type": "json_schema", "schema": dict(schema)}:
                 return AnswerFormat(kind="json_schema", value=schema, strict=True, field=field)
             case value:
-                raise refuse(
-                    f'{field} = {excerpt(value)}: send {{"type": "json_schema", "schema": …}}.', field
-                )
+                raise wrong_value(field, value, 'send {"type": "json_schema", "schema": …}.')
 
 
 def _effort_fields(written: Mapping[str, Any], effort: Any) -> dict[str, Any]:
@@ -168,10 +162,7 @@ def _effort_fields(written: Mapping[str, Any], effort: Any) -> dict[str, Any]:
     thinking, config = as_object(written, "thinking"), dict(as_object(written, "output_config"))
     kind = thinking.get("type")
     if kind not in (None, "enabled", "adaptive", "disabled", "between_tools"):
-        raise refuse(
-            f"thinking.type = {excerpt(kind)}: must be enabled, adaptive, disabled or between_tools.",
-            "thinking.type",
-        )
+        raise wrong_value("thinking.type", kind, "must be enabled, adaptive, disabled or between_tools.")
     if effort is not None:
         config["effort"] = effort
     # Between tools it is off, too: what is written there is no more than a line about what comes next.

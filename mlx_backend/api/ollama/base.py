@@ -29,17 +29,7 @@ def error_object(error: ApiError) -> OllamaError:
     return {"error": f"{words}: {error.placed_message}" if words else error.placed_message}
 
 
-class Ollama(Api):
-    """Implements api/base.py's `Errors`."""
-
-    error_type = OllamaError
-
-    def error_object(self, error: ApiError) -> OllamaError:
-        """Build the object of an error."""
-        return error_object(error)
-
-
-OLLAMA = Ollama()
+OLLAMA = Api(OllamaError, error_object)
 
 
 def tagged(name: str) -> str:

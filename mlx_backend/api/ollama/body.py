@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator
 from pydantic_core import PydanticCustomError
 
-from mlx_backend.api.errors import refuse
+from mlx_backend.api.errors import refuse, wrong_type
 from mlx_backend.api.fields import Body, Refusals, is_empty
 from mlx_backend.api.openai.chat_body import take_images
 from mlx_backend.api.openai.objects import EFFORT_FIELDS, DescribedAs, StopInput, ToolChoiceInput, ToolInput
@@ -32,7 +32,7 @@ from mlx_backend.api.reply_fields import (
 )
 from mlx_backend.api.tools import Tools
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, CompletionRequest
-from mlx_backend.conversation.json_values import excerpt, json_type
+from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.conversation.result_media import with_media_as_parts
 from mlx_backend.settings import SAMPLING
 
@@ -291,14 +291,14 @@ def _message(message: Any, place: str) -> Any:
         return message
     content, images = message.get("content"), message.get("images")
     if not (content is None or isinstance(content, str)):
-        raise refuse(f"{place}content: must be a text, not {json_type(content)}.", f"{place}content")
+        raise wrong_type(f"{place}content", "a text", content)
     taken = {key: value for key, value in message.items() if key not in ("images", "tool_name")}
     if message.get("tool_name") is not None:
         taken["name"] = message["tool_name"]
     if not images:
         return taken
     if not isinstance(images, list):
-        raise refuse(f"{place}images: must be a list, not {json_type(images)}.", f"{place}images")
+        raise wrong_type(f"{place}images", "a list", images)
     parts: list[dict[str, Any]] = []
     for at, image in enumerate(images):
         if not isinstance(image, str) or not image:

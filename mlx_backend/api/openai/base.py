@@ -22,14 +22,4 @@ def error_object(error: ApiError) -> ErrorObject:
     return {"error": {**fields, **error.numbers}}  # type: ignore[typeddict-item]  # numbers have names of their own
 
 
-class OpenAI(Api):
-    """Implements api/base.py's `Errors`."""
-
-    error_type = ErrorObject
-
-    def error_object(self, error: ApiError) -> ErrorObject:
-        """Build the object of an error."""
-        return error_object(error)
-
-
-OPENAI = OpenAI()
+OPENAI = Api(ErrorObject, error_object)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from mlx_backend.api.errors import refuse
+from mlx_backend.api.errors import refuse, wrong_type
 from mlx_backend.api.fields import Body, with_extra_body
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.api.openai.objects import Detokenized, Tokenized
@@ -129,7 +129,7 @@ def _check_prompt(prompt: Any) -> None:
     if isinstance(prompt, str):
         return
     if not isinstance(prompt, list):
-        raise refuse(f"prompt: must be a text or a list of texts, not {json_type(prompt)}.", "prompt")
+        raise wrong_type("prompt", "a text or a list of texts", prompt)
     if not 0 < len(prompt) <= MAX_TEXTS:
         raise refuse(f"prompt: {len(prompt)} texts; send 1 to {MAX_TEXTS} in a request.", "prompt")
     for at, text in enumerate(prompt):

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mlx_backend.api.errors import refuse
+from mlx_backend.api.errors import refuse, wrong_type, wrong_value
+from mlx_backend.api.fields import text_of
 from mlx_backend.api.openai.chat_body import IMAGE_PART_TYPES, image_source
 from mlx_backend.api.sealed_reasoning import NotSealedHere, unseal
 from mlx_backend.api.tools import flat_name, input_as_arguments
@@ -56,32 +57,31 @@ class ItemConversation:
                     message = self._own(after=("content", "tool_calls"))
                     message[REASONING_CONTENT] = _joined(message.get(REASONING_CONTENT), text)
             case "function_call":
-                self._add_call(item, _text(item, "arguments", where, default="{}"), where)
+                self._add_call(item, text_of(item, "arguments", where, default="{}"), where)
             case "custom_tool_call":
-                written = _text(item, "input", where, default="")
+                written = text_of(item, "input", where, default="")
                 self._add_call(item, input_as_arguments(written), where)
             case "function_call_output" | "custom_tool_call_output":
-                call_id = _text(item, "call_id", where)
+                call_id = text_of(item, "call_id", where)
                 content = self._content(item.get("output"), f"{where}.output")
                 self._other({"role": "tool", "tool_call_id": call_id, "content": content})
             case "compaction":
-                text = _unsealed(_text(item, "encrypted_content", where), where)
+                text = _unsealed(text_of(item, "encrypted_content", where), where)
                 self._other({"role": "user", "content": f"{_SUMMARY}\n\n{text}"})
             case unknown:
-                raise refuse(
-                    f"{where}.type = {excerpt(unknown)}: there are no items of that type here. Send message, "
+                raise wrong_value(
+                    f"{where}.type",
+                    unknown,
+                    "there are no items of that type here. Send message, "
                     "reasoning, function_call, function_call_output, custom_tool_call, custom_tool_call_output or "
                     "compaction.",
-                    f"{where}.type",
                     "unsupported_value",
                 )
 
     def _add_message(self, item: Mapping[str, Any], where: str) -> None:
         role = item.get("role")
         if role not in _ROLES:
-            raise refuse(
-                f"{where}.role = {excerpt(role)}: must be one of {', '.join(_ROLES)}.", f"{where}.role"
-            )
+            raise wrong_value(f"{where}.role", role, f"must be one of {', '.join(_ROLES)}.")
         content = self._content(item.get("content"), f"{where}.content", shows_images=role == "user")
         if role != "assistant":
             self._other({"role": role, "content": content})
@@ -90,8 +90,8 @@ class ItemConversation:
         message["content"] = content
 
     def _add_call(self, item: Mapping[str, Any], arguments: str, where: str) -> None:
-        name, call_id = _text(item, "name", where), _text(item, "call_id", where)
-        flat = flat_name(name, _text(item, "namespace", where, default=""))
+        name, call_id = text_of(item, "name", where), text_of(item, "call_id", where)
+        flat = flat_name(name, text_of(item, "namespace", where, default=""))
         call = {"id": call_id, "type": "function", "function": {"name": flat, "arguments": arguments}}
         self._own(after=()).setdefault("tool_calls", []).append(call)
 
@@ -111,7 +111,7 @@ class ItemConversation:
         if content is None or isinstance(content, str):
             return content or ""
         if not isinstance(content, list):
-            raise refuse(f"{where}: must be a text or a list of parts, not {json_type(content)}.", where)
+            raise wrong_type(where, "a text or a list of parts", content)
         parts = [
             self._part(part, f"{where}[{at}]", shows_images=shows_images) for at, part in enumerate(content)
         ]
@@ -124,7 +124,7 @@ class ItemConversation:
             raise refuse(f"{where}: a part must be an object, not {json_type(part)}.", where)
         kind = part.get("type")
         if kind in _TEXT_PARTS:
-            return {"type": "text", "text": _text(part, "refusal" if kind == "refusal" else "text", where)}
+            return {"type": "text", "text": text_of(part, "refusal" if kind == "refusal" else "text", where)}
         if kind in IMAGE_PART_TYPES:
             if shows_images:
                 self.images.append(image_source(part, where))
@@ -145,7 +145,7 @@ def resolved(
     Raises the ApiError for one that is not stored, or that comes twice: a short body would be a text of any length.
     """
     references = {
-        at: _text(item, "id", f"input[{at}]")
+        at: text_of(item, "id", f"input[{at}]")
         for at, item in enumerate(items)
         if isinstance(item, Mapping) and item.get("type") == "item_reference"
     }
@@ -177,10 +177,8 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
     for name in ("content", "summary"):
         parts = item.get(name)
         if not isinstance(parts, list | None):
-            raise refuse(
-                f"{where}.{name}: must be a list of parts, not {json_type(parts)}.", f"{where}.{name}"
-            )
-        if name == "summary" and (sealed := _text(item, "encrypted_content", where, default="")):
+            raise wrong_type(f"{where}.{name}", "a list of parts", parts)
+        if name == "summary" and (sealed := text_of(item, "encrypted_content", where, default="")):
             return _unsealed(sealed, where)
         if isinstance(parts, list):
             texts = [part["text"] for part in parts if isinstance(part, Mapping) and _has_text(part)]
@@ -203,16 +201,6 @@ def _unsealed(sealed: str, where: str) -> str:
 
 def _has_text(part: Mapping[str, Any]) -> bool:
     return isinstance(part.get("text"), str) and bool(part["text"])
-
-
-def _text(item: Mapping[str, Any], name: str, where: str, default: str | None = None) -> str:
-    value = item.get(name, default)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, str):
-        what = "is missing" if value is None else f"must be a text, not {json_type(value)}"
-        raise refuse(f"{where}.{name} {what}.", f"{where}.{name}")
-    return value
 
 
 def _joined(first: str | None, second: str) -> str:
