@@ -214,6 +214,7 @@ def logging_to_stderr(level: str, log_format: str = "text") -> Iterator[StatusLi
     root, own = logging.getLogger(), logging.getLogger("mlx_backend")
     before = root.level, own.level
     root.addHandler(handler)
+    logging.captureWarnings(True)  # which would be written where they are raised, and wait there
     own.setLevel(level.upper())
     root.setLevel(max(own.level, logging.WARNING))
     # These two log by themselves, as much as the environment says.
@@ -224,6 +225,7 @@ def logging_to_stderr(level: str, log_format: str = "text") -> Iterator[StatusLi
     finally:
         if status_line is not None:
             status_line.show([])
+        logging.captureWarnings(False)
         root.removeHandler(handler)
         root.setLevel(before[0])
         own.setLevel(before[1])

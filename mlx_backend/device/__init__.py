@@ -28,7 +28,8 @@ class Device:
     `limit` is how many bytes models and caches may take together. A callable is called when the limit is first
     needed, so that a device can be made before MLX is imported. `wired_limit` returns how much the system allows to
     be wired, and `set_wired_limit` wires so much; without them nothing is wired. `pressure` says how short of memory
-    the system is. `blas` is passed to `importing_mlx` when MLX is imported for this device.
+    the system is, `used` what MLX has allocated. `blas` is passed to `importing_mlx` when MLX is imported for this
+    device.
     """
 
     def __init__(
@@ -39,10 +40,11 @@ class Device:
         wired_limit: Callable[[], int | None] = lambda: None,
         set_wired_limit: Callable[[int], None] = lambda limit: None,
         pressure: Callable[[], Pressure] = lambda: "none",
+        used: Callable[[], int] = lambda: 0,
         blas: BlasChoice = "auto",
     ) -> None:
         self.lock = FairLock()
-        self.memory = MemoryBudget(limit, pressure)
+        self.memory = MemoryBudget(limit, pressure, used)
         self.wired = WiredMemory(wired, recommended=wired_limit, set_limit=set_wired_limit, idle=self.lock)
         self.blas = blas
 
@@ -65,5 +67,6 @@ def this_device(memory_bytes: int | None = None, wired: Wired = "auto", blas: Bl
         wired_limit=lambda: mlx().working_set_limit(),
         set_wired_limit=lambda limit: mlx().set_wired_limit(limit),
         pressure=memory_pressure,
+        used=lambda: mlx().used_memory(),
         blas=blas,
     )

@@ -55,14 +55,18 @@ def step_margin(limit: int) -> int:
 class MemoryBudget:
     """The bytes that models, caches and intermediate results may take together. Safe to use from any thread.
 
-    `pressure` says how short of memory the system is, for whatever reason.
+    `pressure` says how short of memory the system is, for whatever reason, and `used` how many bytes are allocated.
     """
 
     def __init__(
-        self, limit: int | Callable[[], int], pressure: Callable[[], Pressure] = lambda: "none"
+        self,
+        limit: int | Callable[[], int],
+        pressure: Callable[[], Pressure] = lambda: "none",
+        used: Callable[[], int] = lambda: 0,
     ) -> None:
         self._limit = limit
         self.pressure = pressure
+        self.used = used
         self._reservations: list[MemoryReservation] = []
         self._guard = threading.Lock()
 

@@ -52,6 +52,11 @@ def gpu_name() -> str:
     return str(mx.device_info().get("device_name", "GPU")) if prepares_for_lengths() else ""
 
 
+def used_memory() -> int:
+    """Return how many bytes arrays take now; freed buffers that MLX keeps are not among them."""
+    return int(mx.get_active_memory())
+
+
 def trim_buffers(*, shares_model: bool = False) -> None:
     """Give freed buffers, which MLX keeps for reuse, back; on an NVIDIA GPU only above `MAX_CACHED_SHARE`.
 

@@ -10,7 +10,14 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from mlx_backend.registry.errors import InsufficientMemory, ModelError, UnknownEffort, UnknownModel, WrongType
+from mlx_backend.registry.errors import (
+    InsufficientMemory,
+    ModelError,
+    ModelPinned,
+    UnknownEffort,
+    UnknownModel,
+    WrongType,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,7 +91,12 @@ class AllowedModels:
         return self._models.keep(self._resolved(name, None), seconds)
 
     def unload(self, name: str) -> str:
-        """Unload a model once nothing uses it. Raises UnknownModel or ModelPinned."""
+        """Unload a model once nothing uses it. Raises UnknownModel, or ModelPinned, also if others use its weights."""
+        statuses = self._models.statuses()
+        weights_of = {status.name: status.shares or status.name for status in statuses}
+        weights = weights_of.get(self._find(name).name)
+        if any(weights_of[each.name] == weights and not self._is_allowed(each) for each in statuses):
+            raise ModelPinned(f"The model {name!r} stays in memory: others use its weights.")
         return self._models.unload(self._find(name).name)
 
     def _is_allowed(self, status: ModelStatus) -> bool:

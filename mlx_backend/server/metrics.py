@@ -179,6 +179,7 @@ class _Now(Collector):
             )
             memory.add_metric(["limit"], self._memory.limit)
             memory.add_metric(["reserved"], self._memory.reserved)
+            memory.add_metric(["used"], self._memory.used())
             memory.add_metric(["host_cache_limit"], self._memory.host_caches.max_bytes)
             memory.add_metric(["host_caches"], self._memory.host_caches.nbytes)
             yield memory

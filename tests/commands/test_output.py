@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
+from urllib.request import urlopen
 
 import pytest
 
@@ -124,3 +127,36 @@ def test_a_server_whose_output_nobody_reads_stops_in_order(closed: str) -> None:
         process.wait()
         process.stdout.close()
         process.stderr.close()
+
+
+def test_a_log_that_nobody_reads_holds_up_no_stream() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while os.write(writing, bytes(65_536)):  # until the pipe holds no more
+            pass
+    with suppress(BlockingIOError):
+        while os.write(writing, b" "):
+            pass
+    os.set_blocking(writing, True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlx_backend", "--port", "0", "--log-level", "debug"],
+        stdout=subprocess.PIPE,
+        stderr=writing,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    try:
+        url = next(line.split()[-1] for line in process.stdout if line.startswith("Listening on "))
+        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        for _ in range(5):
+            with urlopen(f"{url}/v1/chat/completions", json.dumps(body).encode(), timeout=60) as stream:
+                assert stream.read().endswith(b"data: [DONE]\n\n")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(reading)
+        os.close(writing)

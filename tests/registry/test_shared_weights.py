@@ -212,6 +212,9 @@ def test_a_key_that_may_use_a_model_may_use_its_efforts_and_learns_of_no_other_n
             assert served.client.post(f"/v1/models/{name}/load", headers=alice).status_code == 404
         assert "plain" not in served.client.get("/v1/models", headers=alice).get_data(as_text=True)
         assert "plain" not in served.client.get("/health", headers=alice).get_data(as_text=True)
+        refused = served.client.post("/v1/models/deep/unload", headers=alice)
+        assert "stays in memory: others use its weights" in refused.get_json()["error"]["message"]
+        assert served.states(**alice)["deep"] == "ready"
     finally:
         served.models.stop()
 

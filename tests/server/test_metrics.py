@@ -157,14 +157,15 @@ def test_a_key_sees_its_own_requests_and_models_and_the_key_of_all_clients_sees_
         assert value(samples, "process_resident_memory_bytes") > 0
 
 
-def test_memory_is_what_is_reserved_now() -> None:
-    budget = MemoryBudget(1000)
+def test_memory_is_what_is_reserved_now_and_what_is_used() -> None:
+    budget = MemoryBudget(1000, used=lambda: 200)
     with ScriptedEngine(lambda _: REPLY) as engine:
         client = Client(App(SingleModelRegistry(Service(engine)), Settings(), memory=budget))
         reservation = budget.reserve(300)
         found = samples_of(client)
         assert value(found, "memory_bytes", kind="limit") == 1000
         assert value(found, "memory_bytes", kind="reserved") == 300
+        assert value(found, "memory_bytes", kind="used") == 200
         assert value(found, "memory_bytes", kind="host_cache_limit") == 10
         assert value(found, "memory_bytes", kind="host_caches") == 0
         reservation.close()
