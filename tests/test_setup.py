@@ -40,7 +40,8 @@ class Machine:
 
     def make(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run make in the clone, with environments that are not there yet."""
-        command = ["make", f"VENV={self.folder}/venv", f"VENV_DIFY={self.folder}/venv-dify", *arguments]
+        places = {"VENV": "venv", "VENV_DIFY": "venv-dify", "VENV_PLUGIN": "venv-plugin"}
+        command = ["make", *(f"{name}={self.folder}/{place}" for name, place in places.items()), *arguments]
         environment = {"PATH": f"{self.folder}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"}
         return subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
 
@@ -109,6 +110,20 @@ def test_tools_for_developers_come_with_the_commands_that_need_them(tmp_path: Pa
         printed = machine.make("--dry-run", command).stdout
         assert "install.py plugin running" in printed, command
         assert ("install.py developing" in printed) is has_tools, command
+
+
+def test_the_plugin_is_packed_with_what_it_needs_alone_or_by_the_environment_that_is_there(
+    tmp_path: Path,
+) -> None:
+    machine = Machine(tmp_path, python3_12="3, 12")
+    alone = machine.make("--dry-run", "plugin").stdout
+    assert "install.py plugin ||" in alone
+    assert f"{tmp_path}/venv-plugin/bin/python -m dify_mlx_provider.packaging.package" in alone
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / ".ready").touch()
+    there = machine.make("--dry-run", "plugin").stdout
+    assert "install.py" not in there
+    assert f"{tmp_path}/venv/bin/python -m dify_mlx_provider.packaging.package" in there
 
 
 def test_the_parts_of_the_lock_are_what_running_needs_what_sees_and_the_rest(tmp_path: Path) -> None:
