@@ -83,10 +83,11 @@ class Health(ServerVersion):
 
 
 class MemoryUse(TypedDict):
-    """Memory for models and their caches, in bytes: all of it, what is reserved, and what weights may take."""
+    """Memory for models and their caches, in bytes: all, reserved, allocated now; and how much weights may take."""
 
     limit: int
     reserved: int
+    used: int
     max_weights: int
 
 
@@ -201,7 +202,12 @@ class ActivityHandler(DefaultErrors):
         activity: Activity = {"requests": last, "models": list(_sizes(backend))}
         if memory is not None:
             room = room_for_weights(memory.limit)
-            activity["memory"] = {"limit": memory.limit, "reserved": memory.reserved, "max_weights": room}
+            activity["memory"] = {
+                "limit": memory.limit,
+                "reserved": memory.reserved,
+                "used": memory.used(),
+                "max_weights": room,
+            }
         return json_response(json_text.body(activity))
 
 

@@ -13,7 +13,7 @@ export const view = h("section", { class: "page", "aria-label": t("models") }, h
 
 export function memoryBar(use) {
   if (!use) return [];
-  const label = t("memoryFact", { used: bytes(use.reserved), limit: bytes(use.limit) });
+  const label = t("memoryFact", { reserved: bytes(use.reserved), used: bytes(use.used), limit: bytes(use.limit) });
   return [h("div", { class: "memory-label" }, h("strong", {}, t("memory")), h("span", {}, label)),
     h("meter", { min: 0, max: use.limit, high: use.limit * 0.9, value: use.reserved, "aria-label": `${t("memory")}: ${label}` })];
 }

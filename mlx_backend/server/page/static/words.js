@@ -43,7 +43,7 @@ export const WORDS = {
   "loadingPercent": ["The model is being loaded: {percent} %", "モデルを読み込み中: {percent} %", "正在加载模型：{percent} %"],
   "lost": ["The connection to the server was lost.", "サーバーとの接続が切れました。", "与服务器的连接已断开。"], "low": ["low", "低", "低"],
   "max": ["max", "最大", "最大"], "max_tokens": ["Most tokens", "最大トークン数", "最多 token 数"], "medium": ["medium", "中", "中"],
-  "memory": ["Memory", "メモリ", "内存"], "memoryFact": ["{used} of {limit} reserved", "{limit} 中 {used} を確保", "已预留 {used}，共 {limit}"],
+  "memory": ["Memory", "メモリ", "内存"], "memoryFact": ["{reserved} of {limit} reserved, {used} in use", "{limit} 中 {reserved} を確保、{used} を使用", "已预留 {reserved}，使用 {used}，共 {limit}"],
   "min_p": ["Min P", "Min P", "Min P"], "minimal": ["minimal", "最小", "最小"], "model": ["Model", "モデル", "模型"],
   "models": ["Models", "モデル", "模型"], "navigation": ["Navigation", "ナビゲーション", "导航"], "newChat": ["New chat", "新しいチャット", "新聊天"],
   "noContents": ["When, how large and how fast; never what was written. With an API key: those of that key.", "時刻、量、速度だけです。内容は記録されません。API キーがある場合は、そのキーのリクエストだけです。", "只有时间、大小和速度，从不包含内容。使用 API 密钥时，仅显示该密钥的请求。"],
