@@ -57,7 +57,10 @@ RESERVED_REPLY_TOKENS = 2048
 """Tokens for which memory is reserved at a time, for a reply that outgrows its reservation."""
 STEPS_PER_CACHE_CLEAR = 512
 SHORT_REPLY_TOKENS = 32
-"""Length of a reply up to which its tokens are emitted, on a CPU, before another step is started."""
+"""Length of a reply up to which its tokens are emitted, on a CPU, before another step is started.
+
+Of longer ones the next step is started first: it runs while tokens are handled here.
+"""
 
 
 class MLXBatch:
@@ -282,7 +285,7 @@ class MLXBatch:
         if self.prefill_queue.remove(sequence):
             return
         for decoder in self._decoders:
-            if sequence in decoder.all_sequences:
+            if sequence in decoder.sequences:
                 self._leave(decoder, [sequence])
         self._drop_empty_decoders()
 
@@ -314,41 +317,41 @@ class MLXBatch:
                 yield from self._decode(adapter, own)
             if due and not (self.prefill_queue.jobs and self._computes_ahead):
                 # If prompts are queued, their run is started before these are emitted, so that the device never idles.
-                yield from self._emit_first_tokens()
+                yield from self._emit_sampled(before=1)
             if not self._computes_ahead:
-                yield from self._emit_sampled()
+                yield from self._emit_sampled(before=SHORT_REPLY_TOKENS)
             self.runtime.prefix_store.report_usage()
             pacer.end_step(prefilled=prefilled, decoded=decoded)
 
     def _prefill(self) -> Generator[tuple[int, Outcome], None, list[PrefillJob]]:
         """Prefill one chunk; return the prompts of which only the last chunks are left, which are due now."""
-        priorities = (each.request.priority for decoder in self._decoders for each in decoder.all_sequences)
+        priorities = (each.request.priority for decoder in self._decoders for each in decoder.sequences)
         step = self.prefill_queue.plan_step(min(priorities, default=None))
         if step.chunks or step.seeing:  # no first token waits for those
-            yield from self._emit_first_tokens()
+            yield from self._emit_sampled(before=1)
             self.draft_pacer.on_interruption()
         yield from self.prefill_queue.prefill(step)
         return step.finishing
 
     def _decode(self, adapter: str, due: Sequence[PrefillJob]) -> Iterator[tuple[int, Outcome]]:
         """Generate one token for every reply of an adapter, and admit the prompts whose last chunks are due."""
-        self._merge_admitted(adapter)
         stepped: Decoder | None = None
         if due and self.runtime.abilities.can_pack and not any(job.sequence.is_alone for job in due):
             decoder = self._decoder_for(due[0].sequence)
             try:
                 generated = decoder.step([self.prefill_queue.prefilled_sequence(job) for job in due])
             except ForwardError as error:
-                if not decoder.all_sequences and len(due) == 1:
+                if not decoder.sequences and len(due) == 1:
                     yield self.prefill_queue.fail(due[0], error)
                     return
                 self.prefill_queue.on_packed_failure(error)
+            except Exception as error:
+                yield from self._resume_alone(decoder, error)
             else:
                 stepped = decoder
                 yield from self._admit(decoder, due)
                 yield from self._deliver(decoder, generated)
         for job in due if stepped is None else ():
-            self._merge_admitted(adapter)
             decoder = self._decoder_for(job.sequence)
             try:
                 decoder.admit([self.prefill_queue.prefilled_sequence(job)])
@@ -356,11 +359,9 @@ class MLXBatch:
                 yield self.prefill_queue.fail(job, error)
             else:
                 yield from self._admit(decoder, [job])
-        if stepped is None:
-            self._merge_admitted(adapter)
         for decoder in self._decoders_of(adapter):
             # The one before may have had to preempt its only reply.
-            if decoder is not stepped and decoder.all_sequences:
+            if decoder is not stepped and decoder.sequences:
                 yield from self._step(decoder)
 
     def _step(self, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
@@ -371,20 +372,12 @@ class MLXBatch:
         else:
             yield from self._deliver(decoder, generated)
 
-    def _merge_admitted(self, adapter: str) -> None:
-        """Merge the caches of sequences admitted last with those of the replies they join."""
-        for decoder in self._decoders_of(adapter):
-            try:
-                decoder.merge_admitted()
-            except Exception as error:
-                self._resume_alone(decoder, error)  # of several none was alone
-
     def _decoder_for(self, sequence: DecodingSequence) -> Decoder:
         """Return the sequence's decoder: the one that runs its network, if it can be batched, or a new one."""
         decoders = [
             decoder
             for decoder in self._decoders_of(sequence.adapter)
-            if not any(each.is_alone for each in decoder.all_sequences)
+            if not any(each.is_alone for each in decoder.sequences)
         ]
         if decoders and self.runtime.abilities.can_batch and not sequence.is_alone:
             return decoders[-1]
@@ -405,19 +398,11 @@ class MLXBatch:
         if decoder not in self._decoders:
             self._decoders.append(decoder)
 
-    def _emit_first_tokens(self) -> Iterator[tuple[int, Outcome]]:
-        """Emit the first tokens of the sequences admitted last, which are still being computed."""
+    def _emit_sampled(self, *, before: int) -> Iterator[tuple[int, Outcome]]:
+        """Emit the tokens sampled last before they are fed, of replies of fewer tokens than that."""
         for decoder in list(self._decoders):
-            yield from self._deliver(decoder, decoder.emit_first_tokens())
-
-    def _emit_sampled(self) -> Iterator[tuple[int, Outcome]]:
-        """Emit the tokens sampled last before they are fed, so that none waits for another step.
-
-        Where all replies are long already, their next step is started first: it runs while tokens are handled here.
-        """
-        for decoder in list(self._decoders):
-            if any(sequence.num_emitted < SHORT_REPLY_TOKENS for sequence in decoder.sequences):
-                yield from self._deliver(decoder, decoder.emit_sampled())
+            if generated := decoder.emit_sampled(before):
+                yield from self._deliver(decoder, generated)
 
     def _deliver(
         self, decoder: Decoder, generated: Sequence[GeneratedToken]
@@ -440,7 +425,8 @@ class MLXBatch:
                 EngineError(f"Choosing the next token failed: {sequence.sampler.error}"),
             )
         if ended or failed:
-            kept = ended if self.runtime.prefix_store.enabled else ()
+            # Of a reply of one token nothing was fed: its prompt's checkpoints are stored already.
+            kept = [each for each in ended if each.num_emitted > 1 and self.runtime.prefix_store.enabled]
             caches = self._leave(decoder, [*ended, *failed], keep_caches=kept)
             for sequence in [*ended, *failed]:
                 if sequence.key in caches:
@@ -490,7 +476,7 @@ class MLXBatch:
         return []
 
     def _drop_empty_decoders(self) -> None:
-        self._decoders = [decoder for decoder in self._decoders if decoder.all_sequences]
+        self._decoders = [decoder for decoder in self._decoders if decoder.sequences]
 
     # -- memory ----------------------------------------------------------------------------------------------
 

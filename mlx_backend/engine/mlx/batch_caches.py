@@ -50,13 +50,9 @@ class BatchCaches:
         """Whether any rows are in one batch's caches."""
         return self._merged is not None
 
-    def join(self, caches: Sequence[LayerCaches], lengths: Sequence[int], *, merge: bool) -> None:
-        """Add rows. Without `merge` all rows have caches of their own afterwards."""
-        if not merge:
-            self.separate()
+    def add(self, caches: Sequence[LayerCaches]) -> None:
+        """Add rows, which have caches of their own until they are merged."""
         self._own += caches
-        if merge:
-            self.merge(lengths)
 
     def merge(self, lengths: Sequence[int]) -> None:
         """Merge the caches of the rows that are short enough, if there are several."""

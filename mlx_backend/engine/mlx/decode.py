@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from mlx_backend.device.mlx import prepares_for_lengths
+from mlx_backend.engine.base import UNBOUNDED_TOKENS
 from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches
 from mlx_backend.engine.mlx.drafting import DraftedRow
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, run_rows, shift_of
 from mlx_backend.engine.mlx.sampling import sample
-from mlx_backend.engine.mlx.sequences import AdmittedSequences, cache_lengths, emit_pending, start_computing
+from mlx_backend.engine.mlx.sequences import cache_lengths, start_computing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -69,74 +70,43 @@ class Decoder:
         self._agree = agree
         self._caches = self._make_caches()
         self._next: mx.array | None = None  # the token sampled last for each sequence, being computed
-        self._admitted: AdmittedSequences | None = None  # in the last step
-        self._was_drafting = False  # since caches were merged
-
-    @property
-    def all_sequences(self) -> list[DecodingSequence]:
-        """The sequences being decoded, those admitted in the last step included."""
-        return [*self.sequences, *(self._admitted.sequences if self._admitted is not None else ())]
+        self._was_drafting = False  # in the last step that could: rows have caches of their own then
 
     def admit(self, prefilled: Sequence[PrefilledSequence]) -> None:
-        """Admit sequences in a run of their own. After a ForwardError the others are as they were.
-
-        Those admitted before have to be merged first.
-        """
-        assert self._admitted is None
+        """Admit sequences in a run of their own. After a ForwardError the others are as they were."""
         sequences = [each.sequence for each in prefilled]
-        logits = self._forward((), prefilled)
-        first_tokens = self._sample(logits, sequences, [sequence.next_position() for sequence in sequences])
-        self._admitted = AdmittedSequences(prefilled, first_tokens)
-        start_computing(sequences, first_tokens)
-
-    def emit_first_tokens(self) -> list[GeneratedToken]:
-        """Wait for the first tokens of the sequences admitted last, and emit them before they are fed.
-
-        A sequence whose reply ends with its first token is removed.
-        """
-        if self._admitted is None:
-            return []
-        generated, self._admitted = self._admitted.emit()
-        return generated
-
-    def emit_sampled(self) -> list[GeneratedToken]:
-        """Wait for the tokens sampled last, and emit them before they are fed."""
-        if self._next is None or not any(sequence.has_pending_token for sequence in self.sequences):
-            return []
-        return emit_pending(self.sequences, as_ints(self._next))
-
-    def merge_admitted(self) -> None:
-        """Have the sequences admitted last join the others."""
-        if self._admitted is None:
-            return
-        caches = [each.layers for each in self._admitted.prefilled]
-        together = self.all_sequences
-        self._was_drafting = self._can_pack and self._is_drafting(together)
-        replay(self._network, self._caches, self.sequences)
-        self._caches.join(caches, cache_lengths(together), merge=not self._was_drafting)
-        first = self._admitted.first_tokens
+        logits = self._run_with_prompts((), prefilled)
+        first = self._sample(logits, sequences, [sequence.next_position() for sequence in sequences])
+        start_computing(sequences, first)
+        self._add(prefilled)
         self._next = first if self._next is None else mx.concatenate([self._next, first])
-        self.sequences, self._admitted = together, None
+
+    def emit_sampled(self, before: int = UNBOUNDED_TOKENS) -> list[GeneratedToken]:
+        """Wait for the tokens sampled last, of replies of fewer than so many, and emit them before they are fed."""
+        pending = [each.has_pending_token and each.num_emitted < before for each in self.sequences]
+        if self._next is None or not any(pending):
+            return []
+        rows = zip(self.sequences, as_ints(self._next), pending, strict=True)
+        return [sequence.emit(token, sequence.logprobs) for sequence, token, is_due in rows if is_due]
 
     def drop(self) -> list[DecodingSequence]:
         """Let go of all sequences and of their caches; return them."""
-        sequences = self.all_sequences
-        self.sequences, self._admitted, self._next = [], None, None
+        sequences, self.sequences, self._next = self.sequences, [], None
         self._caches = self._make_caches()
         return sequences
 
     def step(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
         """Admit sequences, emit the tokens that were sampled last, and sample the next.
 
-        Those admitted before have to be merged first. A sequence that ends stays until it is removed. After a
-        ForwardError in a step with `prefilled` all sequences are as they were.
+        A sequence that ends stays until it is removed. After a ForwardError in a step with `prefilled` all sequences
+        are as they were.
         """
-        assert self._admitted is None
+        can_draft = len(self.sequences) == 1 or self._can_pack
+        self._was_drafting &= can_draft
         if not prefilled:
-            self._caches.separate_long(cache_lengths(self.sequences))
             if all(sequence.num_sampled == sequence.request.max_tokens for sequence in self.sequences):
                 return self.emit_sampled()
-            if self._drafting is not None and (len(self.sequences) == 1 or self._can_pack):
+            if self._drafting is not None and can_draft:
                 return self._advance_with_drafts(self._drafting)
         if self._drafting is not None:
             self._drafting.forget_last_step()
@@ -147,14 +117,6 @@ class Decoder:
     ) -> dict[int, LayerCaches]:
         """Remove sequences; return the caches of those named in `keep_caches`, by their keys, as far as possible."""
         caches: dict[int, LayerCaches] = {}
-        if self._admitted is not None:
-            staying_rows = []
-            for row, each in enumerate(self._admitted.prefilled):
-                if each.sequence not in leaving:
-                    staying_rows.append(row)
-                elif each.sequence in keep_caches:
-                    caches[each.sequence.key] = each.layers
-            self._admitted = self._admitted.keep(staying_rows)
         index = {sequence.key: row for row, sequence in enumerate(self.sequences)}
         staying = [sequence for sequence in self.sequences if sequence not in leaving]
         for sequence in self.sequences:
@@ -169,7 +131,16 @@ class Decoder:
         self.sequences = staying
         return caches
 
+    def _add(self, prefilled: Sequence[PrefilledSequence]) -> None:
+        """Add sequences, whose caches are merged with those of others in the next step: they may have ended by then."""
+        self.sequences = [*self.sequences, *(each.sequence for each in prefilled)]
+        self._caches.add([each.layers for each in prefilled])
+
     def _advance(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
+        if not self._was_drafting:
+            if len(self.sequences) > 1:
+                replay(self._network, self._caches, self.sequences)
+            self._caches.merge(cache_lengths(self.sequences))
         fed, sequences = self._next, self.sequences
         pending = [sequence.has_pending_token for sequence in sequences]
         logprobs = [sequence.logprobs for sequence in sequences]
@@ -186,12 +157,10 @@ class Decoder:
         all_sequences = [*sequences, *(each.sequence for each in prefilled)]
         sampled = self._sample(logits, all_sequences, positions)
         start_computing(all_sequences, sampled)
-        if prefilled:
-            self._admitted = AdmittedSequences(prefilled, sampled[len(sequences) :])
-            sampled = sampled[: len(sequences)]
-        self._next = sampled if sequences else None
         if tokens is None:
             tokens = self._advance_constraints(fed)
+        self._add(prefilled)
+        self._next = sampled
         return [
             sequence.emit(token, own_logprobs)
             for sequence, token, own_logprobs, is_pending in zip(
@@ -276,24 +245,19 @@ class Decoder:
 
     # -- drafts ----------------------------------------------------------------------------------------------
 
-    def _is_drafting(self, sequences: Sequence[DecodingSequence]) -> bool:
-        return self._drafting is not None and self._drafting.is_drafting(sequences)
-
     def _advance_with_drafts(self, drafting: Drafting) -> list[GeneratedToken]:
         """Take a step in which as much is drafted as pays; that may be nothing."""
         sequences = self.sequences
         limits = drafting.plan(sequences, [self._unconstrained_tokens(sequence) for sequence in sequences])
         if not any(limits):
-            if self._was_drafting:
-                self._was_drafting = False
-                self._caches.merge(cache_lengths(sequences))
+            self._was_drafting = False
             generated = self._advance()
             drafting.on_step(sequences, None)
             return generated
         self._was_drafting = True
         assert self._next is not None
+        generated = self.emit_sampled()
         tokens = as_ints(self._next)
-        generated = emit_pending(sequences, tokens)
         num_pending = len(generated)
         ended = {each.sequence.key for each in generated if each.finish_reason is not None}
         if len(ended) == len(sequences):

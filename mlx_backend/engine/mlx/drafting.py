@@ -46,11 +46,6 @@ class Drafting:
         self._num_replayed = 0  # tokens in this step
         self._prefilled = 0, 0.0  # tokens in it, and seconds
 
-    def is_drafting(self, sequences: Sequence[DecodingSequence]) -> bool:
-        """Whether drafts are being used, and these sequences may get some in their next step together."""
-        records = [sequence.drafts for sequence in sequences]
-        return self._is_drafting and self._pacer.can_draft(records, _context(sequences))
-
     def plan(self, sequences: Sequence[DecodingSequence], unconstrained_tokens: Sequence[int]) -> list[int]:
         """Return how many tokens to draft for each sequence, at most.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import mlx.core as mx
 
-from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
+from mlx_backend.engine.mlx.arrays import evaluate_async
 from mlx_backend.engine.mlx.draft_pacer import DraftRecord
 from mlx_backend.engine.mlx.kv_cache import TOKEN_BYTES
 from mlx_backend.engine.mlx.sampling import SamplePosition
@@ -159,43 +159,6 @@ class PrefilledSequence:
         return self.sequence.segment(network, end - len(self.last_chunk), end, self.layers)
 
 
-@dataclass(frozen=True, slots=True)
-class AdmittedSequences:
-    """Sequences whose caches have not joined those of others yet, and the first token sampled for each."""
-
-    prefilled: Sequence[PrefilledSequence]
-    first_tokens: mx.array
-
-    @property
-    def sequences(self) -> list[DecodingSequence]:
-        """The sequences, in the order of their tokens."""
-        return [each.sequence for each in self.prefilled]
-
-    def emit(self) -> tuple[list[GeneratedToken], AdmittedSequences | None]:
-        """Wait for the first tokens and emit them, once; return them, and what is left: those that have not ended."""
-        sequences = self.sequences
-        if not any(sequence.has_pending_token for sequence in sequences):
-            return [], self
-        generated = [
-            sequence.emit(token, sequence.logprobs)
-            for sequence, token in zip(sequences, as_ints(self.first_tokens), strict=True)
-        ]
-        staying = [
-            index
-            for index, each in enumerate(generated)
-            if each.finish_reason is None or sequences[index].sampler.error is not None
-        ]
-        return generated, self.keep(staying)
-
-    def keep(self, rows: list[int]) -> AdmittedSequences | None:
-        """Return it with some of its sequences."""
-        if len(rows) == len(self.prefilled):
-            return self
-        if not rows:
-            return None
-        return AdmittedSequences([self.prefilled[row] for row in rows], self.first_tokens[mx.array(rows)])
-
-
 class GeneratedToken(NamedTuple):
     """A token of a sequence; with a `finish_reason` it is the last one."""
 
@@ -208,15 +171,6 @@ class GeneratedToken(NamedTuple):
 def cache_lengths(sequences: Sequence[DecodingSequence]) -> list[int]:
     """Return how many tokens are in the KV cache of each."""
     return [sequence.cache_length for sequence in sequences]
-
-
-def emit_pending(sequences: Sequence[DecodingSequence], tokens: Sequence[int]) -> list[GeneratedToken]:
-    """Emit the tokens sampled last, one for each sequence, that have not been emitted yet."""
-    return [
-        sequence.emit(token, sequence.logprobs)
-        for sequence, token in zip(sequences, tokens, strict=True)
-        if sequence.has_pending_token
-    ]
 
 
 def start_computing(sequences: Sequence[DecodingSequence], sampled: mx.array) -> None:

@@ -61,6 +61,12 @@ class Alone:
         return logits
 
 
+def join(caches: BatchCaches, joining: Sequence[LayerCaches], lengths: Sequence[int]) -> None:
+    """Add rows and merge them; the lengths are those of all."""
+    caches.add(joining)
+    caches.merge(lengths)
+
+
 def check_step(network: Any, caches: BatchCaches, rows: Sequence[int], alone: Alone, token: int) -> None:
     """Feed every row a token of its own, and expect for each the logits that it has alone."""
     tokens = [token + row for row in rows]
@@ -84,7 +90,7 @@ def test_rows_of_every_length_get_what_each_gets_alone_while_others_join_and_lea
     for step, row in enumerate(order):
         rows.append(row)
         lengths = [LENGTHS[each] for each in rows]
-        caches.join([prefilled(network, alone.texts[row])], lengths, merge=True)
+        join(caches, [prefilled(network, alone.texts[row])], lengths)
         check_step(network, caches, rows, alone, 10 + step)
     assert merged_rows(caches) == 3, "the short ones"
     while len(rows) > 1:
@@ -98,7 +104,7 @@ def test_rows_of_every_length_get_what_each_gets_alone_while_others_join_and_lea
 def test_a_long_row_is_never_padded_nor_copied_and_a_short_one_never_padded_to_it(network: Any) -> None:
     caches = BatchCaches(max_merged_length=LONG)
     layers = [prefilled(network, text(seed, length)) for seed, length in enumerate(LENGTHS)]
-    caches.join(layers, LENGTHS, merge=True)
+    join(caches, layers, LENGTHS)
     segments = caches.segments(mx.zeros(len(LENGTHS), mx.int32))
     own = {id(segment.layers) for segment in segments}
     assert {id(layers[1]), id(layers[3])} <= own, "they are the very objects that came"
@@ -111,7 +117,7 @@ def test_a_row_that_becomes_too_long_gets_caches_of_its_own(network: Any) -> Non
     alone = Alone(network)
     caches, rows = BatchCaches(max_merged_length=LONG), [0, 2, 4]
     lengths = [LENGTHS[row] for row in rows]
-    caches.join([prefilled(network, alone.texts[row]) for row in rows], lengths, merge=True)
+    join(caches, [prefilled(network, alone.texts[row]) for row in rows], lengths)
     assert merged_rows(caches) == 3
     for step in range(LONG - LENGTHS[2] + 1):
         check_step(network, caches, rows, alone, 10 + step)
@@ -127,7 +133,7 @@ def test_a_row_that_becomes_too_long_gets_caches_of_its_own(network: Any) -> Non
 
 def test_without_a_limit_all_rows_are_one_batch(network: Any) -> None:
     caches = BatchCaches()
-    caches.join([prefilled(network, text(1, length)) for length in LENGTHS], LENGTHS, merge=True)
+    join(caches, [prefilled(network, text(1, length)) for length in LENGTHS], LENGTHS)
     assert merged_rows(caches) == len(LENGTHS)
     assert len(caches.segments(mx.zeros(len(LENGTHS), mx.int32))) == 1
 
@@ -137,7 +143,7 @@ def test_a_long_row_leaves_without_the_others_being_touched(
 ) -> None:
     alone = Alone(network)
     caches, rows = BatchCaches(max_merged_length=LONG), list(range(len(LENGTHS)))
-    caches.join([prefilled(network, each) for each in alone.texts], LENGTHS, merge=True)
+    join(caches, [prefilled(network, each) for each in alone.texts], LENGTHS)
     with monkeypatch.context() as patched:
         for refused in ("filter", "extract"):
             patched.delattr(MergedKVCache, refused)

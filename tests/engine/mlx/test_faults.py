@@ -235,7 +235,7 @@ def test_caches_that_become_too_long_to_stay_merged_fail_nobody_where_they_canno
 
     def plan(queue: PrefillQueue, decoding_priority: int | None) -> PrefillStep:
         """A prompt has small chunks next to replies, and only next to those."""
-        assert (decoding_priority is not None) == any(decoder.all_sequences for decoder in batch._decoders)
+        assert (decoding_priority is not None) == any(decoder.sequences for decoder in batch._decoders)
         return plan_step(queue, decoding_priority)
 
     monkeypatch.setattr(PrefillQueue, "plan_step", plan)
