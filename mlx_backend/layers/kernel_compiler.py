@@ -7,7 +7,7 @@ number of rows makes a small layer like it and computes with it. Its kernels go 
 moved from there: MLX, which writes in place, might otherwise load a half of one. What was found out goes there too, and
 the next start has nothing to do.
 
-    python -m mlx_backend.layers.kernel_compiler FOLDER < a job as JSON
+    python -m mlx_backend.layers.kernel_compiler FOLDER JOB      the job as JSON
 
 Knows kinds of layers; nothing of networks or requests.
 """
@@ -142,49 +142,29 @@ class KernelCompiler:
                 if self._is_closed:
                     return None
                 process = subprocess.Popen(
-                    [sys.executable, "-m", __name__, str(self._folder)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
+                    [sys.executable, "-m", __name__, str(self._folder), json.dumps(asdict(job))],
+                    stdin=subprocess.PIPE,  # stays open: its end is the process's too
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
                     env=os.environ | {"PYTHONPATH": os.pathsep.join(folders), "MLX_PTX_CACHE_DIR": str(own)},
                     start_new_session=True,  # no signals of a terminal
                 )
                 self._running.add(process)
-            try:
-                assert process.stdin is not None
-                process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
-                process.stdin.flush()  # and stays open: its end is the process's too
-                output = _output_of(process)
-            finally:
-                process.kill()
-                with self._lock:
-                    self._running.discard(process)
+            with process:
+                try:
+                    process.wait(MAX_SECONDS)
+                finally:
+                    process.kill()
+                    with self._lock:
+                        self._running.discard(process)
             found: dict[str, Any] = json.loads((self._folder / job.name).read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             if not self._is_closed:
                 log.warning("Kernels could not be compiled in the background: %r", error)
             return None
         finally:
             shutil.rmtree(own, ignore_errors=True)
-        if output:
-            log.debug("While kernels were compiled: %s", output)
         return found
-
-
-def _output_of(process: subprocess.Popen[bytes]) -> str:
-    """Wait for the end of a process, and return what it wrote."""
-    watchdog = threading.Timer(MAX_SECONDS, process.kill)
-    watchdog.start()
-    try:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with process.stdout as stdout:
-            output = stdout.read().decode(errors="replace").strip()
-        process.wait()
-        process.stdin.close()
-    finally:
-        watchdog.cancel()
-    return output[-2000:]
 
 
 def jobs_for(
@@ -256,22 +236,20 @@ def do(job: KernelJob) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do the job that standard input has, and end as soon as that ends."""
-    line = sys.stdin.readline()
+    """Do the job that is named, and end as soon as standard input does."""
     threading.Thread(target=_end_with_input, daemon=True).start()
     os.nice(NICENESS)
-    fields = json.loads(line)
+    folder, own = Path(sys.argv[1]), Path(os.environ["MLX_PTX_CACHE_DIR"])
+    fields = json.loads(sys.argv[2])
     if fields["quantization"] is not None:
         fields["quantization"] = tuple(fields["quantization"])
     job = KernelJob(**fields)
     found = do(job)
-    folder, own = Path(sys.argv[1]), Path(os.environ["MLX_PTX_CACHE_DIR"])
     move_kernels(own, folder)
     note = own / job.name
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(json.dumps(found))
     note.replace(folder / job.name)
-    sys.stdout.flush()
     os._exit(0)  # MLX's streams need no end
 
 

@@ -38,7 +38,6 @@ from mlx.utils import tree_flatten
 from mlx_backend.device.mlx import prepares_for_lengths
 from mlx_backend.engine.mlx.arrays import as_ints, coarsest_dtype
 from mlx_backend.engine.mlx.kv_cache import alias, can_merge, can_rewind, merged, select_rows
-from mlx_backend.engine.mlx.loading import names_of_unrewindable, why_no_drafts
 from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, token_ids
 from mlx_backend.engine.mlx.rewinding import RewindPoint, can_take_back, has_to_replay
@@ -378,16 +377,23 @@ def _try_drafts(trials: Sequence[BatchTrial], layers: LayerCaches, networks: Net
     if draft is None and not options.draft_from_text:
         return False
     if not _can_take_back(layers, trials):
+        reason = f"Drafts are not possible with this model: its {_unrewindable(layers)} cannot be rewound."
         if draft is not None:
-            raise EngineError(f"{why_no_drafts(layers)}.")
-        log.warning("%s. It runs without.", why_no_drafts(layers))
+            raise EngineError(reason)
+        log.warning("%s It runs without.", reason)
         return False
     if draft is not None:
         own, make_caches = draft_layers(draft.network), partial(draft_layers, draft.network)
         if not _can_take_back(own, [BatchTrial(draft.network, make_caches)]):
-            names = names_of_unrewindable(own)
-            raise EngineError(f"{options.draft_model!r} cannot draft: its {names} cannot be rewound.")
+            raise EngineError(
+                f"{options.draft_model!r} cannot draft: its {_unrewindable(own)} cannot be rewound."
+            )
     return True
+
+
+def _unrewindable(layers: LayerCaches) -> str:
+    """Return the kinds of caches that cannot be trimmed."""
+    return ", ".join(sorted({type(layer).__name__ for layer in layers if not can_rewind(layer)}))
 
 
 def _can_take_back(layers: LayerCaches, trials: Sequence[BatchTrial]) -> bool:

@@ -14,10 +14,8 @@ import mlx.core as mx
 import mlx_lm
 
 from mlx_backend.device.mlx import keep_compiled_kernels, load_weights, set_precision, weight_bytes
-from mlx_backend.engine.mlx.kv_cache import can_rewind, fresh_caches
-from mlx_backend.engine.mlx.rewinding import can_take_back
+from mlx_backend.engine.mlx.kv_cache import fresh_caches
 from mlx_backend.engine.mlx.sharding import shard
-from mlx_backend.engine.mlx.speculative import draft_layers
 from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
 from mlx_backend.errors import EngineError, EngineRefused, first_line
 from mlx_backend.layers.architecture import load_network
@@ -114,10 +112,8 @@ def load_networks(
         raise EngineError(f"There is no adapter {options.adapter!r}.")
     if options.draft_model is not None and options.draft_from_text:
         raise EngineError("Drafts come from a draft model or from the text itself, not from both: name one.")
-    layers, draft = fresh_caches(model.network, options), None
+    draft = None
     if options.draft_model is not None:
-        if not all(map(can_take_back, layers)):
-            raise EngineError(f"{why_no_drafts(layers)}.")
         draft = load_draft(options.draft_model, options, model, check_size)
     return Networks(model, by_adapter, draft, options)
 
@@ -234,7 +230,7 @@ def load_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str, che
 def load_draft(
     draft: str, options: EngineOptions, model: LoadedNetwork, check_size: CheckSize
 ) -> DraftNetwork:
-    """Load a smaller model that drafts for `model`: one with the same vocabulary, whose caches can be rewound."""
+    """Load a smaller model that drafts for `model`: one with the same vocabulary."""
     folder, name = find_folder(draft, allow_download=options.allow_download)
     read_model(folder, name)
     with explain_load_errors(name):
@@ -248,21 +244,9 @@ def load_draft(
     encoded = wrapper.encode(sample, add_special_tokens=False)
     if encoded != model.tokenizer.encode(sample, control_tokens=False):
         raise EngineError(f"{name!r} cannot draft for {model.name!r}: its tokens are not the same.")
-    if stuck := sorted({type(layer).__name__ for layer in draft_layers(network) if not can_take_back(layer)}):
-        raise EngineError(f"{name!r} cannot draft: its {', '.join(stuck)} cannot be rewound.")
     # Embedding tables are padded to different sizes: the draft network must not see an id beyond the end of its own.
     own_size = network(mx.array([[0]])).shape[-1]
     return DraftNetwork(network, min(own_size, model.tokenizer.vocabulary_size))
-
-
-def why_no_drafts(layers: LayerCaches) -> str:
-    """Say that a model with such caches can have no drafts."""
-    return f"Drafts are not possible with this model: its {names_of_unrewindable(layers)} cannot be rewound"
-
-
-def names_of_unrewindable(layers: LayerCaches) -> str:
-    """Return the kinds of caches that cannot be trimmed."""
-    return ", ".join(sorted({type(layer).__name__ for layer in layers if not can_rewind(layer)}))
 
 
 def _check_context_length(options: EngineOptions, model: LoadedNetwork) -> None:
