@@ -8,7 +8,6 @@ Knows shapes and lengths; nothing of requests, or of how anything is measured.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +18,14 @@ from mlx_lm.models.cache import CacheList
 from mlx_backend.engine.mlx.mlx_lm_patches import allocated_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 CHUNK_SIZES = (64, 128, 256, 512, 1024, 2048)
 """Tokens of a chunk."""
 PADDED_SIZES = (8, 16, 32, *CHUNK_SIZES)
 """Tokens of a chunk that is filled up, to have one of few lengths."""
 RUN_OVERHEAD = 64
-"""What a run of the network takes apart from its tokens, in tokens that take as long."""
+"""What a run of the network takes apart from its tokens, in tokens that take as long, where it is not measured."""
 
 
 MAX_SPARE_TOKENS = 256
@@ -99,32 +98,6 @@ def _measure(layer: Any, tokens: int) -> list[_LayerCost]:
 
 
 @dataclass(frozen=True, slots=True)
-class ManyRowsCost:
-    """What chunks take in which some layers use their implementation for many rows (layers/many_rows.py).
-
-    `seconds` maps sizes of such chunks, ascending, to the seconds measured; `nbytes` is their extra working memory.
-    """
-
-    seconds: Mapping[int, float]
-    nbytes: int
-
-    @property
-    def min_tokens(self) -> int:
-        """The tokens of the shortest such chunk."""
-        return next(iter(self.seconds))
-
-    def seconds_of(self, tokens: int) -> float:
-        """Return the seconds that a chunk takes, by those measured next to it."""
-        known = list(self.seconds)
-        if len(known) == 1:
-            return self.seconds[known[0]] * tokens / known[0]
-        at = min(max(1, bisect_left(known, tokens)), len(known) - 1)
-        short, long = known[at - 1], known[at]
-        slope = (self.seconds[long] - self.seconds[short]) / (long - short)
-        return self.seconds[long] + max(0.0, slope) * (tokens - long)
-
-
-@dataclass(frozen=True, slots=True)
 class WorkingMemory:
     """The bytes that the computation of a chunk needs in addition to the caches.
 
@@ -151,25 +124,22 @@ class WorkingMemory:
 
 @dataclass(slots=True)
 class ChunkCost:
-    """What a chunk takes: `rate` is in tokens a second, `memory` without what many rows take more.
+    """What a chunk takes: as long as `overhead` tokens more than it has, of which `rate` are done in a second.
 
-    Rate and `many_rows` may be measured again later (tuning.py).
+    It needs `memory`, and from `many_rows_from` tokens on `many_rows_bytes` more, for layers that use their
+    implementation for many rows (layers/many_rows.py). All of that may be measured again later (tuning.py).
     """
 
     rate: float
     memory: WorkingMemory
-    many_rows: ManyRowsCost | None = None
+    overhead: float = RUN_OVERHEAD
+    many_rows_from: int = 0
+    many_rows_bytes: int = 0
 
     def work(self, tokens: int) -> float:
         """Return the cost of a chunk of `tokens`, in units of which `rate` are done in a second."""
-        many_rows = self.many_rows
-        if many_rows is None or tokens < many_rows.min_tokens:
-            return tokens + RUN_OVERHEAD
-        return self.rate * many_rows.seconds_of(tokens)
+        return tokens + self.overhead
 
     def working_bytes(self, tokens: int, context: int) -> int:
         """Return the bytes for a chunk of `tokens` that ends at position `context`."""
-        nbytes = self.memory(tokens, context)
-        if self.many_rows is not None and tokens >= self.many_rows.min_tokens:
-            nbytes += self.many_rows.nbytes
-        return nbytes
+        return self.memory(tokens, context) + (self.many_rows_bytes if tokens >= self.many_rows_from else 0)

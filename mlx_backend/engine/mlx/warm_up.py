@@ -19,7 +19,6 @@ from mlx_backend.engine.mlx.chunk_cost import (
     PADDED_SIZES,
     RUN_OVERHEAD,
     ChunkCost,
-    ManyRowsCost,
     WorkingMemory,
 )
 
@@ -41,6 +40,8 @@ VARIOUS_TOKENS = 256
 """Number of different tokens that are drawn from, at most: enough for all of a mixture's experts."""
 MAX_MEASURED_SECONDS = 0.25
 """Time of a chunk of many rows, beyond which no longer one is measured."""
+MIN_DIFFERENCE = 0.001
+"""Seconds that a longer chunk takes more than a shorter one, at least: it is never faster."""
 MEASUREMENTS = 3
 """Number of measurements of memory where they are fast: what a CPU frees late hides some of it."""
 GROWTH = 3.0
@@ -145,12 +146,15 @@ class WarmUp:
                 break
         if not sizes:
             return
-        longest = max(seconds)
+        shortest, longest = min(seconds), max(seconds)
         with many_rows.always():
             [(_, nbytes)] = self._run([longest])
-        nbytes = max(0, nbytes - cost.memory(longest, longest)) + many_rows.max_pending_bytes
-        cost.rate = (sizes[0] + RUN_OVERHEAD) / seconds[sizes[0]]
-        cost.many_rows = ManyRowsCost(seconds, nbytes)
+        cost.many_rows_from = shortest
+        cost.many_rows_bytes = max(0, nbytes - cost.memory(longest, longest)) + many_rows.max_pending_bytes
+        cost.rate = (shortest + RUN_OVERHEAD) / seconds[shortest]
+        if longest > shortest:
+            cost.rate = (longest - shortest) / max(seconds[longest] - seconds[shortest], MIN_DIFFERENCE)
+            cost.overhead = max(0.0, cost.rate * seconds[shortest] - shortest)
 
     def _two_chunks(self, size: int) -> tuple[float, float, float]:
         """Run two chunks, one after the other; return the seconds of the second one, and the bytes of both."""

@@ -2,37 +2,26 @@
 
 import pytest
 
-from mlx_backend.engine.mlx.chunk_cost import ChunkCost, ManyRowsCost, WorkingMemory
+from mlx_backend.engine.mlx.chunk_cost import ChunkCost, WorkingMemory
 from mlx_backend.engine.mlx.prefill_pacer import PrefillPacer
 
 NONE = WorkingMemory()
 
 
 def test_chunks_are_as_long_as_fits_into_the_longest_stall_beside_what_dequantising_takes() -> None:
-    # As on an H100 with gpt-oss-20b's shapes in mxfp4, where 1,500 tokens a second would be chunks of 256.
-    cost = ChunkCost(1_500, NONE, ManyRowsCost({64: 0.086, 128: 0.145, 512: 0.15, 2048: 0.255}, 1 << 30))
+    # As on an H100 with gpt-oss-20b's shapes in mxfp4: 0.086 s for 64 tokens and 0.255 for 2,048.
+    cost = ChunkCost(11_700, NONE, overhead=945)
     pacer = PrefillPacer(None, cost.rate, cost.work)
     assert pacer.chunk_size(0, others_wait=True) == 2048
     for _ in range(3):
         pacer.record(2048, 0.4)  # after many tokens
     assert pacer.chunk_size(0, others_wait=True) == 1024
-    assert PrefillPacer(None, cost.rate).chunk_size(0, others_wait=True) == 256
-
-
-def test_the_time_of_a_chunk_lies_between_those_measured_next_to_it() -> None:
-    cost = ManyRowsCost({64: 1.0, 256: 2.0, 1024: 4.0}, 0)
-    assert cost.seconds_of(160) == 1.5
-    assert [cost.seconds_of(each) for each in cost.seconds] == [1.0, 2.0, 4.0]
-    assert cost.seconds_of(2560) == 8.0
-    assert ManyRowsCost({64: 1.0}, 0).seconds_of(128) == 2.0
-    assert ManyRowsCost({64: 1.0, 128: 0.5}, 0).seconds_of(256) == 0.5, "a longer one is never faster"
+    assert PrefillPacer(None, 1_500).chunk_size(0, others_wait=True) == 256
 
 
 def test_a_chunk_without_many_rows_needs_no_memory_for_dequantised_weights() -> None:
-    cost = ChunkCost(1_000, WorkingMemory(per_token=10), ManyRowsCost({64: 0.1}, 5_000))
+    cost = ChunkCost(1_000, WorkingMemory(per_token=10), many_rows_from=64, many_rows_bytes=5_000)
     assert (cost.working_bytes(63, 63), cost.working_bytes(64, 64)) == (630, 5_640)
-    assert cost.work(63) == 127
-    assert cost.work(64) == 100
 
 
 # -- working memory ---------------------------------------------------------------------------------------------

@@ -68,8 +68,7 @@ def test_replies_are_the_same_with_layers_for_many_rows(
         cost = batch.runtime.chunk_cost
         assert replies(engine) == expected
     assert "Long prompts: " in caplog.text
-    assert cost.many_rows is not None
-    assert cost.many_rows.min_tokens == (32 if folder.name == "original" else 8), (
+    assert cost.many_rows_from == (32 if folder.name == "original" else 8), (
         "rows of experts are sorted from 64 on"
     )
     # Attention is measured without the layers' products: a matrix of scores, 4 heads and 4 bytes each, and some copies.
@@ -87,7 +86,7 @@ def test_a_network_that_cannot_wait_for_its_layers_runs_as_it_is(
 
     monkeypatch.setattr(ManyRows, "applies", applies)
     with engine_and_batch(folder) as (engine, batch):
-        assert batch.runtime.chunk_cost.many_rows is None
+        assert batch.runtime.chunk_cost.many_rows_bytes == 0
         assert replies(engine) == expected
     assert "rows not grouped by expert: RuntimeError" in caplog.text
 
