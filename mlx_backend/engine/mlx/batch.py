@@ -425,8 +425,11 @@ class MLXBatch:
                 EngineError(f"Choosing the next token failed: {sequence.sampler.error}"),
             )
         if ended or failed:
-            # Of a reply of one token nothing was fed: its prompt's checkpoints are stored already.
-            kept = [each for each in ended if each.num_emitted > 1 and self.runtime.prefix_store.enabled]
+            kept = ended if self.runtime.prefix_store.enabled else []
+            if (
+                self.runtime.abilities.can_pack
+            ):  # a reply of one token ran nothing else than its prompt, which is stored
+                kept = [each for each in kept if each.num_emitted > 1]
             caches = self._leave(decoder, [*ended, *failed], keep_caches=kept)
             for sequence in [*ended, *failed]:
                 if sequence.key in caches:

@@ -256,7 +256,7 @@ def test_replies_about_images_whose_caches_are_lost_go_on_as_if_they_were_not(
     def failing(*_: object) -> None:
         monkeypatch.undo()
         failed.append("when the first of them ended")
-        raise RuntimeError("out of memory")
+        raise ValueError("[take] not these rows")
 
     monkeypatch.setattr(batch_caches, "select_rows", failing)
     found = generate(batch, requests)
