@@ -208,6 +208,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
         {"prompt": ["Once", [1, 2]], "n": 2, "echo": True, "logprobs": 1, "max_tokens": 2, "best_of": 2},
     ),
     ("/v1/responses", RESPONSE),
+    ("/v1/responses/compact", {**RESPONSE, "stream": False}),
     ("/v1/responses/input_tokens", RESPONSE),
     ("/v1/responses/compact", RESPONSE),
     ("/v1/messages", MESSAGES),

@@ -96,12 +96,7 @@ class BlockConversation:
         if role not in _ROLES:
             raise wrong_value(f"{where}.role", role, "must be user, assistant or system.")
         place = f"{where}.content"
-        if content is None or isinstance(content, str):
-            blocks: Sequence[Any] = [{"type": "text", "text": content or ""}]
-        elif isinstance(content, list):
-            blocks = content
-        else:
-            raise wrong_type(place, "a text or a list of blocks", content)
+        blocks = _blocks(content, place)
         if role == "assistant":
             self._add_own(blocks, place)
         elif role == "system":
@@ -195,18 +190,12 @@ class BlockConversation:
             self.messages.append({"role": "user", "content": _joined(parts)})
 
     def _result(self, block: Mapping[str, Any], where: str) -> Any:
-        content = block.get("content")
-        if content is None or isinstance(content, str):
-            parts = [{"type": "text", "text": content or ""}]
-        elif isinstance(content, list):
-            place = f"{where}.content"
-            parts = [
-                part
-                for at, each in enumerate(content)
-                for part in self._parts(each, f"{place}[{at}]", "a tool's result")
-            ]
-        else:
-            raise wrong_type(f"{where}.content", "a text or a list of blocks", content)
+        place = f"{where}.content"
+        parts = [
+            part
+            for at, each in enumerate(_blocks(block.get("content"), place))
+            for part in self._parts(each, f"{place}[{at}]", "a tool's result")
+        ]
         if block.get("is_error") is True and not _says_error(parts):
             parts = [{"type": "text", "text": "Error: "}, *parts]
         return _joined(parts)
@@ -267,6 +256,15 @@ class BlockConversation:
             f"{where}.source",
             "unsupported_content",
         )
+
+
+def _blocks(content: Any, where: str) -> Sequence[Any]:
+    """Return a content as blocks: a text is one."""
+    if content is None or isinstance(content, str):
+        return [{"type": "text", "text": content or ""}]
+    if not isinstance(content, list):
+        raise wrong_type(where, "a text or a list of blocks", content)
+    return content
 
 
 def _joined(parts: list[dict[str, Any]]) -> Any:
