@@ -210,7 +210,6 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", RESPONSE),
     ("/v1/responses/compact", {**RESPONSE, "stream": False}),
     ("/v1/responses/input_tokens", RESPONSE),
-    ("/v1/responses/compact", RESPONSE),
     ("/v1/messages", MESSAGES),
     ("/v1/messages/count_tokens", MESSAGES),
     (
