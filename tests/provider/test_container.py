@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from daemon import PluginProcess
 from dify_view import text_of, user
 
+from mlx_backend import version_and_commit
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -24,4 +26,5 @@ def test_the_package_runs_with_its_own_requirements_and_without_mlx(
     with PluginProcess(plugin_root, python=container_python) as plugin:
         assert plugin.manifest["name"] == "dify_mlx_provider"
         chunks = list(plugin.invoke([user("hi")], credentials=stub.credentials))
+    assert any(f"MLX plugin {version_and_commit()}" in line for line in plugin.logs)
     assert text_of(chunks) == "<think>\nwhy\n</think>\n\nHi"
