@@ -1,7 +1,6 @@
 """An engine's memory: what fits, what waits, what is preempted and resumed, and what is refused with the figures."""
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -246,11 +245,9 @@ def test_five_hundred_requests_leave_no_memory_behind(qwen: Path) -> None:
                 thread.join()
 
         def at_rest() -> int:
-            """Measure once the last sequences are gone, which is one step after their last tokens."""
-            deadline = time.monotonic() + 20
-            while (kept := mx.get_active_memory() - others) > 2 << 20 and time.monotonic() < deadline:
-                time.sleep(0.01)
-            return kept
+            """Measure after one more reply: sequences are gone one step after their last tokens."""
+            assert reply_tokens(engine, request_for(engine, "last", count=3))
+            return mx.get_active_memory() - others
 
         some(10)
         assert at_rest() <= 2 << 20
