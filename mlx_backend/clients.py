@@ -143,7 +143,7 @@ CLIENTS: Final[Mapping[str, ClientSetup]] = {
         version="0.169.0",
         apis="responses",
         tried="tasks, MCP, `apply_patch`, efforts in its picker, compaction",
-        seen_before="0.985 to 0.996",
+        seen_before="0.989 to 0.996",
         snippets=(
             Snippet(
                 language="toml",
@@ -169,7 +169,7 @@ wire_api = "responses"
         version="2.1.332",
         apis="messages",
         tried="tasks, MCP, thinking, compaction",
-        seen_before="0.994 on average",
+        seen_before="0.998 on average",
         about="For one terminal, then `claude`; or for all of them, in its settings.",
         snippets=(
             Snippet(
