@@ -85,6 +85,23 @@ def test_an_answer_is_stopped_in_its_middle_and_continued(open_page: OpenPage) -
         assert engine.requests[1].prompt.endswith(kept.rstrip())
 
 
+def test_reasoning_is_counted_while_it_is_folded_and_unfolds_while_it_comes(open_page: OpenPage) -> None:
+    with ScriptedEngine(lambda _: ANSWER, gated=True) as engine, running(engine) as server:
+        page = open_page(server.url)
+        say(page, "hello")
+        engine.advance(6)
+        folded = answers(page).locator(".reasoning")
+        expect(folded.locator("summary")).to_contain_text(re.compile(r"Reasoning.* s · \d tokens"))
+        expect(folded.locator(".preview")).to_contain_text("Cap")
+        expect(folded.locator(".thinking")).to_be_hidden()
+        folded.locator("summary").click()
+        engine.advance(3)
+        expect(folded.locator(".thinking")).to_contain_text("Capital of")
+        engine.advance(100)
+        expect(finished(page).locator(".markdown")).to_have_text("The capital is Paris.")
+        expect(folded.locator(".thinking")).to_be_visible()
+
+
 def test_a_reload_in_the_middle_keeps_what_had_come(open_page: OpenPage) -> None:
     with ScriptedEngine(lambda _: LONG, gated=True) as engine, running(engine) as server:
         page = open_page(server.url)
