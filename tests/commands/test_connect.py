@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
 import tomllib
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +14,7 @@ import pytest
 import yaml
 from running_server import running
 from scripted_engine import ScriptedEngine
+from server_process import COMMAND
 
 from mlx_backend.cli import main
 from mlx_backend.clients import CLIENTS, KEY_VARIABLE
@@ -153,6 +158,30 @@ def test_nothing_is_written_where_nobody_can_be_asked(
     assert connect(served, "codex", "--write") == 1
     assert "Say -y to agree" in capsys.readouterr().err
     assert not (home / ".codex").exists()
+
+
+@pytest.mark.parametrize(("answer", "is_written"), [("y", True), ("n", False), ("", False)])
+def test_on_a_terminal_it_shows_the_change_and_asks(
+    answer: str, is_written: bool, served: RunningServer, home: Path
+) -> None:
+    master, slave = pty.openpty()
+    command = [*COMMAND, "connect", "codex", "--write", "--url", served.url]
+    with subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, env=os.environ | {"TERM": "xterm", "NO_COLOR": "1"}
+    ) as process:
+        os.close(slave)
+        shown = b""
+        while b"[y/N]" not in shown:
+            shown += os.read(master, 4096)
+        os.write(master, f"{answer}\n".encode())
+        with contextlib.suppress(OSError):  # Linux's way of saying that the other side is closed
+            while os.read(master, 4096):
+                pass
+    os.close(master)
+    assert b"+model_provider" in shown
+    assert b"\x1b[" not in shown
+    assert (home / ".codex/config.toml").exists() == is_written
+    assert process.returncode == (0 if is_written else 1)
 
 
 def test_a_key_is_written_only_when_that_is_asked_for(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
