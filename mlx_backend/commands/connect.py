@@ -190,7 +190,8 @@ def _write(client: ClientSetup, access: ServerAccess, *, is_agreed: bool) -> int
     file = file.resolve() if file.is_symlink() else file  # a link, as in a folder of dotfiles, stays one
     text = snippet.filled(access)
     try:
-        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        there = file.read_bytes().decode() if file.exists() else ""
+        before = there.replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"{snippet.file} cannot be read: {error}.") from None
     try:
@@ -210,7 +211,8 @@ def _write(client: ClientSetup, access: ServerAccess, *, is_agreed: bool) -> int
         if not confirmed(f"Write {snippet.file}?"):
             print("Nothing was written.")
             return 1
-    _replace(file, after, is_secret=access.secret not in (None, UNUSED))
+    newline = "\n" if there == before else "\r\n"
+    _replace(file, after, newline, is_secret=access.secret not in (None, UNUSED))
     print(f"Written: {snippet.file}")
     if access.secret is None:
         print(f"The key is read from ${KEY_VARIABLE}: set it where {client.title} is started.")
@@ -223,7 +225,7 @@ def _show_change(name: str, before: str, after: str) -> None:
         console().print(line, style=colours.get(line[:1], ""))
 
 
-def _replace(file: Path, text: str, *, is_secret: bool) -> None:
+def _replace(file: Path, text: str, newline: str, *, is_secret: bool) -> None:
     """Write a file as a whole or not at all; its rights stay as they were, and one with a key is its owner's alone."""
     rights = 0o600 if is_secret else file.stat().st_mode & 0o777 if file.exists() else 0o644
     part = file.with_name(f"{file.name}.new")
@@ -231,7 +233,7 @@ def _replace(file: Path, text: str, *, is_secret: bool) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         part.unlink(missing_ok=True)
         part.touch(mode=rights, exist_ok=False)
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", newline=newline)
         part.chmod(rights)
         part.replace(file)
     except OSError as error:

@@ -160,6 +160,15 @@ def test_nothing_is_written_where_nobody_can_be_asked(
     assert not (home / ".codex").exists()
 
 
+def test_line_ends_stay_those_of_the_file(served: RunningServer, home: Path) -> None:
+    file = home / ".pi/agent/models.json"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b'{\r\n  "a": 1\r\n}\r\n')
+    assert connect(served, "pi", "--write", "-y") == 0
+    written = file.read_bytes()
+    assert written.count(b"\n") == written.count(b"\r\n") > 3
+
+
 @pytest.mark.parametrize(("answer", "is_written"), [("y", True), ("n", False), ("", False)])
 def test_on_a_terminal_it_shows_the_change_and_asks(
     answer: str, is_written: bool, served: RunningServer, home: Path
