@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.api.addresses import Addresses
+from mlx_backend.api.addresses import Addresses, Api
 from mlx_backend.api.errors import refuse, wrong_value
-from mlx_backend.api.openai.base import OPENAI
+from mlx_backend.api.openai import base as openai
+from mlx_backend.api.openai.objects import ErrorObject
 from mlx_backend.api.openai.stream import ChatLogprobs
 from mlx_backend.api.responses import objects
 from mlx_backend.api.responses.body import ResponsesBody
@@ -19,15 +20,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mlx_backend.api.addresses import Query
+    from mlx_backend.api.errors import ApiError
     from mlx_backend.api.responses.body import ParsedRequest
     from mlx_backend.chat.reply import Reply
     from mlx_backend.chat.service import Service
     from mlx_backend.engine.base import QueueClient
 
 
+def error_object(error: ApiError) -> ErrorObject:
+    """Build OpenAI's object. What is wrong with the messages as a whole is so with the `input` here."""
+    written = openai.error_object(error)
+    if error.param == "messages":
+        written["error"]["param"] = "input"
+    return written
+
+
 def addresses() -> Addresses:
     """Return the addresses, with a store of their own."""
-    api, responses = Addresses(OPENAI), Responses(ResponseStore())
+    api, responses = Addresses(Api(ErrorObject, error_object)), Responses(ResponseStore())
     api.reply("/v1/responses", responses.create, ResponsesBody, objects.Response, objects.Event)
     api.reply("/v1/responses/compact", responses.compact, CompactBody, objects.CompactedResponse, None)
     api.json("/v1/responses/input_tokens", responses.count, ResponsesBody, objects.InputTokens)

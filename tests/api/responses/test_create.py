@@ -455,6 +455,11 @@ def test_what_is_wrong_is_refused_by_its_place(client: Client, fields: dict[str,
     assert error["message"]
 
 
+def test_a_limit_on_messages_names_the_field_that_they_come_from(engine: ScriptedEngine) -> None:
+    item = {"role": "user", "content": "hello"}
+    assert refused(client_of(engine, max_messages=2), [item] * 3)["param"] == "input"
+
+
 def test_a_value_that_was_not_stored_for_this_client_is_not_found(client: Client) -> None:
     response = client.post(PATH, json={"input": "x", "previous_response_id": "resp_1"})
     assert response.status_code == 404
