@@ -54,6 +54,9 @@ _MAX_TOKENIZER_BYTES: Final = 40 << 20
 """Bytes of a vocabulary and whatever else a library reads at once; the largest that are published have 33 MB."""
 _MAX_ADDED_TOKENS: Final = 20_000
 """Tokens added to a vocabulary, in one file; transformers takes time with their square. Published are up to 7,000."""
+_MAX_TOKENS: Final = 500_000
+"""Entries of a vocabulary, which several libraries go through; the largest of models that run here have 262,144."""
+_TOKEN: Final = re.compile(rb'"[:,]\s*-?\d')
 _MAX_HEADER: Final = 32 << 20
 """Bytes of the table of contents of a file of weights; those there are have less than 10 MB."""
 _MAX_REVISION: Final = 100
@@ -257,9 +260,14 @@ def read_model(folder: Path, name: str) -> dict[str, Any]:
     _check_counts(name, config, _check_headers(name, folder))
     for file in (folder / each for each in (_TOKENIZER, *_TOKENIZER_SETTINGS)):
         try:
-            if file.is_file() and file.read_bytes().count(b'"single_word"') > _MAX_ADDED_TOKENS:
+            if not file.is_file():
+                continue
+            written = file.read_bytes()
+            if written.count(b'"single_word"') > _MAX_ADDED_TOKENS:
                 raise ValueError(f"{file.name} adds more than {_MAX_ADDED_TOKENS:,} tokens")
-            if file.is_file() and file.name != _TOKENIZER:
+            if sum(1 for _ in _TOKEN.finditer(written)) > _MAX_TOKENS:
+                raise ValueError(f"{file.name} has more than {_MAX_TOKENS:,} tokens")
+            if file.name != _TOKENIZER:
                 read_json(file)
         except ValueError as error:
             raise EngineError(

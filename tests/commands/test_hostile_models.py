@@ -80,6 +80,13 @@ def with_added(folder: Path, count: int) -> None:
     file.write_text(json.dumps(tokenizer))
 
 
+def with_vocabulary(folder: Path, count: int) -> None:
+    file = put(folder) / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"]["vocab"] |= {f"<{at}>": 10_000 + at for at in range(count)}
+    file.write_text(json.dumps(tokenizer))
+
+
 def with_table(folder: Path, size: int) -> None:
     file = put(folder) / "model.safetensors"
     file.write_bytes(size.to_bytes(8, "little"))
@@ -92,6 +99,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "large": (lambda folder: enlarged(folder, "tokenizer.json", 41 << 20), "larger than 41.9 MB"),
     "large-config": (lambda folder: enlarged(folder, "config.json", 17 << 20), "larger than 16.8 MB"),
     "many-added": (lambda folder: with_added(folder, 21_000), "adds more than 20,000 tokens"),
+    "many-tokens": (lambda folder: with_vocabulary(folder, 500_000), "has more than 500,000 tokens"),
     "table": (lambda folder: with_table(folder, 64 << 20), "damaged or cut short"),
     "circle": (
         lambda folder: replaced(folder, "config.json", "config.json"),
