@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from mlx_backend.commands.chat_session import ChatSession, checked_effort, image_part
@@ -85,26 +85,34 @@ def _asked(arguments: argparse.Namespace) -> str | None:
 def answering(arguments: argparse.Namespace) -> Iterator[tuple[RunningServer, str]]:
     """Yield a server that has the model, and its name there: one that runs, else one of this process."""
     local = LocalModels()
-    server = RunningServer.of(arguments)
-    is_named = bool(arguments.url or os.environ.get(URL_VARIABLE))
-    if is_named:
-        server.health()  # raises if there is none
-    if is_named or server.is_running():
-        try:
-            name = _running_model(server, arguments.model, local)
-        except CommandError:
-            if is_named or arguments.model is None:
-                raise
-            name = None  # the server of somebody else, perhaps
-        if name is None and is_named:
-            name = server.model_name(arguments.model)  # raises
-        if name is not None:
+    with closing(RunningServer.of(arguments)) as server:
+        if (name := _usable(server, arguments, local)) is not None:
             yield server, name
             return
     from mlx_backend.commands.serve import serving
 
-    with serving(local.source(arguments.model) if arguments.model else _picked(local)) as (url, key, name):
-        yield RunningServer(url, key), name
+    source = local.source(arguments.model) if arguments.model else _picked(local)
+    with serving(source) as (url, key, name), closing(RunningServer(url, key)) as server:
+        yield server, name
+
+
+def _usable(server: RunningServer, arguments: argparse.Namespace, local: LocalModels) -> str | None:
+    """Return a server's name of the model; None if it does not run, has not got it, or may not be asked.
+
+    Raises CommandError for that where the server is one that was named.
+    """
+    is_named = bool(arguments.url or os.environ.get(URL_VARIABLE))
+    if is_named:
+        server.health()
+    elif not server.is_running():
+        return None
+    try:
+        name = _running_model(server, arguments.model, local)
+    except CommandError:
+        if is_named or arguments.model is None:
+            raise
+        return None  # that of somebody else, perhaps
+    return server.model_name(arguments.model) if name is None and is_named else name
 
 
 def _running_model(server: RunningServer, model: str | None, local: LocalModels) -> str | None:

@@ -174,5 +174,10 @@ class _LastRows:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         lines = console.render_lines(self._what, options.update(height=None), pad=False)
         for line in lines[-self._rows :]:
-            yield from line
+            # Without the blanks that fill it: the ^C that a terminal shows at its end would begin another row.
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                yield from line[:-1]
+                yield Segment(line[-1].text.rstrip(), line[-1].style)
             yield Segment.line()

@@ -8,7 +8,8 @@ import difflib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -281,6 +282,15 @@ def misspelt_variables(environment: Mapping[str, str] | None = None) -> dict[str
     return found
 
 
+def _source_of(name: str, folders: tuple[Path, ...]) -> str:
+    """Return what a name such as gpt-oss:20b means; a folder, a repository and a demo model are meant themselves."""
+    if "/" in name or demo_path(name) is not None or Path(name).expanduser().exists():
+        return name
+    from mlx_backend.commands.local_models import LocalModels
+
+    return LocalModels(argparse.Namespace(models_dir=list(folders))).source(name)
+
+
 @dataclass(frozen=True, slots=True)
 class ChosenOptions:
     """What options and variables set: for the command alone, for the engines of models, and for the server."""
@@ -292,8 +302,15 @@ class ChosenOptions:
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Self:
         """Read a command line and the environment. Raises ConfigurationError."""
+        serve = ServeOptions(**values_of(ServeOptions, arguments))
+        find = partial(_source_of, folders=serve.models_dir)
         return cls(
-            ServeOptions(**values_of(ServeOptions, arguments)),
+            replace(
+                serve,
+                model=serve.model and find(serve.model),
+                embedding_model=tuple(map(find, serve.embedding_model)),
+                rerank_model=tuple(map(find, serve.rerank_model)),
+            ),
             values_of(EngineOptions, arguments),
             Settings(**values_of(Settings, arguments)),
         )

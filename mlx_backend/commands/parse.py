@@ -27,14 +27,15 @@ import sys
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.commands.json_lines import InputError, answer_input, decode, write, write_text
+from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.conversation.json_values import json_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.events import Channel, EndedBy
@@ -71,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dialect", help="how the model writes (default: harmony); --list names them all")
     parser.add_argument(
-        "--model", metavar="FOLDER", type=Path, help="find out how the model in this folder writes"
+        "--model", metavar="MODEL", help="find out how this model writes: a name, or a folder"
     )
     parser.add_argument("--list", action="store_true", help="list the dialects, with an example of each")
     parser.add_argument("--tools", metavar="A,B", type=_names, help="the names of the request's tools")
@@ -107,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     dialect = DIALECTS[arguments.dialect or DEFAULT_DIALECT]
     if arguments.model:
         try:
-            dialect = _of_folder(arguments.model)
+            dialect = _of_folder(LocalModels().find(arguments.model).folder)
         except (OSError, ValueError) as error:
             print(f"mlx-backend parse: cannot read {arguments.model}: {error}", file=sys.stderr)
             return 2
@@ -132,8 +133,6 @@ def _of_folder(folder: Path) -> Dialect:
     from mlx_backend.chat.response_template import recognise
     from mlx_backend.models import files
 
-    if not folder.is_dir():
-        raise ValueError("it is not a folder")
     template = files.chat_template(folder)
     return recognise(
         template,

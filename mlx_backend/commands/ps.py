@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
-    server = RunningServer.of(arguments)
-    health = server.health()
-    in_memory = {each["name"].removesuffix(":latest"): each for each in server.get("/api/ps")["models"]}
+    with closing(RunningServer.of(arguments)) as server:
+        health, listed = server.health(), server.get("/api/ps")["models"]
+    in_memory = {each["name"].removesuffix(":latest"): each for each in listed}
     models = [{**entry, **_memory(in_memory.get(entry["model"]))} for entry in health.get("models", [])]
     if arguments.json:
         print_json({"url": server.url, "status": health["status"], "models": models})

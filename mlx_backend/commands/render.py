@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.commands.json_lines import InputError, answer_input, chat_request, read_template
+from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.conversation.json_values import json_type
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     model = parser.add_mutually_exclusive_group()
     model.add_argument(
-        "--model", metavar="FOLDER", help="the model: its tokenizer is loaded, not its weights"
+        "--model",
+        metavar="MODEL",
+        help="the model, by name or folder: its tokenizer is loaded, not its weights",
     )
     model.add_argument("--template", metavar="FILE", help="a chat template, for want of a model")
     parser.add_argument(
@@ -110,7 +113,7 @@ def _of_folder(folder: str) -> PromptedModel:
     with importing_mlx("off"):  # a tokenizer multiplies no matrices
         from mlx_backend.engine.mlx.loading import load_tokenizer
 
-    return PromptedModel.of(*load_tokenizer(folder))
+    return PromptedModel.of(*load_tokenizer(LocalModels().find(folder).folder))
 
 
 def _request(line: bytes) -> dict[str, Any]:

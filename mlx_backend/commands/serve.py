@@ -16,6 +16,7 @@ import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlx_backend.commands.errors import INTERRUPTED, CommandError
@@ -35,7 +36,8 @@ from mlx_backend.device.host_memory import keep_little_free_memory
 from mlx_backend.device.machine import this_machine
 from mlx_backend.engine.distributed import distributed_backend
 from mlx_backend.errors import EngineError
-from mlx_backend.models.spec import ModelSpec
+from mlx_backend.models.folders import read_model
+from mlx_backend.models.spec import ModelSpec, is_repository
 from mlx_backend.registry.errors import ConfigurationError, ModelError
 
 if TYPE_CHECKING:
@@ -67,18 +69,23 @@ LOADING_STOP_SECONDS = 1.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.usage = "mlx-backend [serve] [option …]"
+    parser.usage = "mlx-backend [serve] [MODEL] [option …]"
     parser.description = (
         "Serve reasoning models on MLX with an OpenAI-compatible API. "
         f"Every option has an environment variable that sets it too: {variable_of('--max-tokens')} for "
         "--max-tokens, with true or false for an option without a value, and with commas between the values of a "
         "repeatable one. An option wins over its variable, the models file over both, a request over all."
     )
+    parser.add_argument("named", metavar="MODEL", nargs="?", help="the same as --model MODEL")
     add_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal; return the exit status."""
+    if getattr(arguments, "named", None) is not None:
+        if hasattr(arguments, "model"):
+            arguments.refuse("the model is named twice, with --model and without")
+        arguments.model = arguments.named
     try:
         chosen = ChosenOptions.of(arguments)
     except ConfigurationError as error:
@@ -304,6 +311,9 @@ def _models(
         others=configuration.others,
         options=chosen.engine,
     )
+    for spec in catalogue.pinned():
+        for source in spec.sources:
+            _check(source)
     names = [spec.name for spec in specs]
     if duplicates := sorted({spec.name for spec in embedders if names.count(spec.name) > 1}):
         raise ConfigurationError(
@@ -329,6 +339,17 @@ def _models(
         else None,  # ranks download side by side, when they load
         on_status=on_status,
     )
+
+
+def _check(source: str) -> None:
+    """Raise EngineError if it is seen before loading that a model's folder is none, or not whole."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        read_model(folder, source)
+    elif not is_repository(source):
+        from mlx_backend.models.download import find_folder
+
+        find_folder(source, allow_download=False)  # says what it is instead
 
 
 def _ranks(options: EngineOptions) -> int:

@@ -116,7 +116,10 @@ def start_lines(
                 f"  It cannot see here yet. Install what that needs and start again: {vision_command()}."
             )
     if demo:
-        lines.append(f"  Start a real one with: mlx-backend --model {RECOMMENDED_MODEL}")
+        lines += [
+            f"  Start a real one with: mlx-backend serve {RECOMMENDED_MODEL}",
+            "  Talk here: mlx-backend chat · models for this machine: mlx-backend recommend · more: mlx-backend help",
+        ]
     hint = ""
     has_key = settings.api_key or settings.api_keys or settings.api_key_file
     if settings.host in _LOOPBACK_HOSTS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from mlx_backend.commands.running_server import RunningServer, add_server_options
@@ -20,8 +21,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask the server, and print what it says."""
-    server = RunningServer.of(arguments)
-    said = server.post_to_model(server.model_name(arguments.model), "unload")
+    with closing(RunningServer.of(arguments)) as server:
+        said = server.post_to_model(server.model_name(arguments.model), "unload")
     if arguments.json:
         print_json(said)
     else:

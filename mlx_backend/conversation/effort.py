@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.conversation.json_values import excerpt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class Effort(StrEnum):
@@ -67,7 +67,6 @@ WORDS: Mapping[Effort, tuple[str, ...]] = {
 """The words people and clients send; compared without regard to case, `_` and `-` count as blanks."""
 
 EFFORT_OF = {word.replace("-", " "): effort for effort, words in WORDS.items() for word in words}
-_ACCEPTED = ", ".join(effort.value for effort in Effort)
 
 # Upper bounds of the ratios at which gateways cut a token budget: minimal .1, low .2, medium .5, high .8, xhigh .95.
 _RATIOS = ((0.15, Effort.MINIMAL), (0.35, Effort.LOW), (0.65, Effort.MEDIUM), (0.875, Effort.HIGH))
@@ -78,12 +77,14 @@ _BUDGETS = ((512, Effort.MINIMAL), (2_048, Effort.LOW), (8_192, Effort.MEDIUM), 
 class EffortError(ValueError):
     """A field holds something that is not an effort. `param` names the field."""
 
-    def __init__(self, value: object, param: str = "reasoning_effort") -> None:
+    def __init__(self, value: object, param: str = "reasoning_effort", levels: Sequence[Effort] = ()) -> None:
+        """`levels` are those to use instead: a model's own; empty: all there are."""
         self.param = param
-        super().__init__(f"{param}: {excerpt(value, 60)} is not a reasoning effort; use one of {_ACCEPTED}")
+        listed = ", ".join(effort.value for effort in levels or Effort)
+        super().__init__(f"{param}: {excerpt(value, 60)} is not a reasoning effort; use one of {listed}")
 
 
-def parse_effort(value: object, param: str = "reasoning_effort") -> Effort:
+def parse_effort(value: object, param: str = "reasoning_effort", levels: Sequence[Effort] = ()) -> Effort:
     """Parse a word in any case, a boolean or a number; raise EffortError for anything else.
 
     Numbers: 0 is none; 1, 2, 3 are low, medium, high; a fraction is a share of the largest budget; 16 and more are a
@@ -103,7 +104,7 @@ def parse_effort(value: object, param: str = "reasoning_effort") -> Effort:
         case _:
             effort = None
     if effort is None:
-        raise EffortError(value, param)
+        raise EffortError(value, param, levels)
     return effort
 
 

@@ -207,7 +207,7 @@ def _fields(request: Mapping[str, Any], scale: EffortScale) -> tuple[_Sources, _
     def add(name: str, value: object) -> None:
         if value is None or (isinstance(value, str) and not value.strip()):
             return
-        effort = parse_effort(value, name)
+        effort = parse_effort(value, name, scale.efforts)
         is_on = value is True or (isinstance(value, str) and fold(value) in _ON)
         (switched_on if is_on else stated).append((name, effort))
 

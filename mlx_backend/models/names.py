@@ -34,14 +34,11 @@ def words_of(name: str) -> list[str]:
 def matching(name: str, names: Iterable[str]) -> list[str]:
     """Return the names that a short one may mean: that are it, else that begin with its words and numbers."""
     known = dict.fromkeys(names)
-    if name.removesuffix(LATEST) in known:
-        return [name.removesuffix(LATEST)]
-    asked = words_of(name)
-    if not asked or ("/" in name and not is_repository(name)):
-        return []
-    owner = name.rpartition("/")[0].casefold()
-    same_owner = [each for each in known if not owner or each.rpartition("/")[0].casefold() == owner]
-    starting = [each for each in same_owner if words_of(each)[: len(asked)] == asked]
+    whole = name.removesuffix(LATEST)
+    if whole in known or "/" in whole:
+        return [whole] if whole in known else []
+    asked = words_of(whole)
+    starting = [each for each in known if asked and words_of(each)[: len(asked)] == asked]
     return [each for each in starting if words_of(each) == asked] or starting
 
 

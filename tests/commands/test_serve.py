@@ -64,7 +64,7 @@ def test_the_demo_model_is_served_until_a_signal_and_says_what_it_is(number: sig
     with started("serve") as (process, url, printed):
         assert "mlx-demo" in printed
         assert "a demonstration model, not an assistant" in printed
-        assert "--model " in printed
+        assert "mlx-backend serve " in printed
         assert "host.docker.internal" in printed
         assert "--host 0.0.0.0" in printed
         assert "curl" in printed

@@ -1,0 +1,143 @@
+"""`mlx-backend chat` on a terminal and in a pipe, with the demo model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from server_process import COMMAND, ENVIRONMENT, server_process
+from terminal_process import terminal_process
+
+from mlx_backend.commands.chat_screen import split_finished
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+QUESTION = "What is 3+4?"
+ANSWER = "3 + 4 = 7"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with server_process("--model", "mlx-demo") as server:
+        yield server.url
+
+
+def piped(*arguments: str, text: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, "chat", *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        env={**ENVIRONMENT, **environment},
+        timeout=120,
+    )
+
+
+def test_a_talk_on_a_terminal(url: str, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.md"
+    with terminal_process("run", "mlx-demo", "--url", url, XDG_STATE_HOME=str(tmp_path)) as talk:
+        assert "effort none low medium* high" in talk.until(">>> ")
+        talk.type(f"{QUESTION}\r")
+        shown = talk.until("tok/s")
+        assert "Reasoned for " in shown
+        assert " tokens" in shown
+        assert ANSWER in shown
+        assert "effort medium · " in shown
+        talk.until(">>> ")
+        talk.type("/effort none\r")
+        talk.until("effort none · levels: none low medium* high")
+        talk.type('"""What is the capital\r')
+        talk.until("... ")
+        talk.type('of France?"""\r')
+        shown = talk.until("cached")  # the beginning of the conversation
+        assert "Paris" in shown
+        assert "effort none" in shown
+        talk.until(">>> ")
+        talk.type("/effrt\r")
+        talk.until("There is no /effrt; did you mean /effort?")
+        talk.type("/effort banana\r")
+        talk.until('"banana" is not a reasoning effort')
+        talk.type(f"/save {saved}\r")
+        talk.until("saved in")
+        talk.type("/bye\r")
+        talk.to_end()
+        assert talk.process.wait(60) == 0
+    assert ANSWER in saved.read_text()
+    assert "What is the capital\nof France?" in saved.read_text()
+    assert QUESTION in (tmp_path / "mlx-backend" / "chat_history").read_text()
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_talk(url: str, tmp_path: Path) -> None:
+    with terminal_process("chat", "--url", url, "--effort", "none", XDG_STATE_HOME=str(tmp_path)) as talk:
+        talk.until(">>> ")
+        talk.type("Count to 15.\r")
+        talk.until("1, 2")
+        talk.type("\x03")
+        talk.until("stopped")
+        talk.until(">>> ")
+        talk.type("\x03")
+        talk.until("/bye or Ctrl-D ends.")
+        talk.type("/retry\r")
+        talk.until("14, 15")
+        talk.until("tok/s")
+        talk.until(">>> ")
+        talk.type("\x04")
+        talk.to_end()
+        assert talk.process.wait(60) == 0
+
+
+def test_where_no_server_runs_the_model_is_served_by_the_command_itself_and_answers_a_pipe() -> None:
+    done = piped("mlx-demo", "--effort", "low", text=QUESTION, MLX_BACKEND_PORT="1")
+    assert (done.stdout, done.returncode) == (f"{ANSWER}\n", 0), done.stderr
+
+
+def test_what_is_piped_in_comes_after_the_prompt(url: str) -> None:
+    done = piped("-p", "What is", "--url", url, text="3+4?\n")
+    assert done.stdout == f"{ANSWER}\n"
+
+
+def test_json_is_the_whole_reply(url: str) -> None:
+    reply = json.loads(piped("mlx-demo", QUESTION, "--json", "--url", url).stdout)
+    assert reply["choices"][0]["message"]["content"] == ANSWER
+    assert reply["choices"][0]["message"]["reasoning_content"]
+    assert reply["model"] == "mlx-demo"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([], 1, "There is nothing to ask"),
+        (["mlx-demo", "-p", "hi", "--effort", "banana"], 1, '"banana" is not a reasoning effort'),
+        (["mlx-demo", "-p", "hi", "--image", "/no/such.png"], 1, "cannot be read: No such file"),
+        (["mlx-demo", "-p", "hi", "--image", __file__], 1, "is no picture"),
+        (["mlx-demo", "hi", "-p", "hi"], 2, "the prompt is there twice"),
+        (["-p", "hi", "--url", "http://127.0.0.1:1"], 3, "No server answers at http://127.0.0.1:1"),
+        (["mlx-dmo", "-p", "hi"], 1, "did you mean mlx-demo?"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_in_a_sentence(arguments: list[str], status: int, message: str) -> None:
+    done = piped(*arguments, MLX_BACKEND_PORT="1")
+    assert done.returncode == status
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "finished"),
+    [
+        ("one\ntwo", ""),
+        ("one\n\n", ""),
+        ("one\n\ntwo", "one\n\n"),
+        ("- a\n\n  of a", ""),
+        ("```\na\n\nb", ""),
+        ("```\na\n\nb\n```\n\nc", "```\na\n\nb\n```\n\n"),
+        ("~~~\n```\n\nb\n~~~\n\nc", "~~~\n```\n\nb\n~~~\n\n"),
+    ],
+)
+def test_markdown_is_printed_for_good_where_nothing_can_change_it(text: str, finished: str) -> None:
+    assert split_finished(text) == (finished, text[len(finished) :])

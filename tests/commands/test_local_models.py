@@ -1,0 +1,143 @@
+"""The models on this machine, as list, show, pull, rm and recommend tell of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mlx_backend.cli import main
+from mlx_backend.commands import rm
+from mlx_backend.demo import MODEL_PATH
+from mlx_backend.errors import EngineError
+from mlx_backend.models.names import source_of
+from mlx_backend.models.spec import RECOMMENDED_MODELS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of models with one in it, which is all there is."""
+    shutil.copytree(MODEL_PATH, tmp_path / "owner" / "Tiny-Oss-20b-4bit")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("MLX_BACKEND_MODELS_DIR", str(tmp_path))
+    monkeypatch.setenv("MLX_BACKEND_MEMORY_GB", "8")
+    return tmp_path
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run a command that succeeds; what it prints, or the object that it prints."""
+
+    def run(*words: str) -> Any:
+        assert main(words) == 0
+        printed = capsys.readouterr().out
+        return json.loads(printed) if "--json" in words else printed
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny-oss:20b", "tiny-oss-20b", "Tiny-Oss:20B-4bit", "owner/Tiny-Oss-20b-4bit"]
+)
+def test_a_model_is_known_by_the_names_that_people_use(
+    name: str, folder: Path, said: Callable[..., Any]
+) -> None:
+    shown = said("show", name, "--json")
+    assert shown["name"] == "owner/Tiny-Oss-20b-4bit"
+    assert shown["folder"] == str(folder / "owner" / "Tiny-Oss-20b-4bit")
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("gpt-oss:20b", "mlx-community/gpt-oss-20b-MXFP4-Q8"),
+        ("gpt-oss-120b:latest", "mlx-community/gpt-oss-120b-MXFP4-Q8"),
+        ("qwen3.5:4b", "mlx-community/Qwen3.5-4B-MLX-4bit"),
+        ("someone/gpt-oss-20b", "someone/gpt-oss-20b"),
+    ],
+)
+def test_a_name_from_elsewhere_means_the_recommended_model(name: str, source: str) -> None:
+    assert source_of(name) == source
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpt-oss", "gpt-oss-20b-MXFP4-Q8 or mlx-community/gpt-oss-120b-MXFP4-Q8"),
+        ("gpt-oss:2", "There is no model 'gpt-oss:2' here"),
+        ("gpt-os-20b-mxfp4-q8", "did you mean mlx-community/gpt-oss-20b-MXFP4-Q8?"),
+    ],
+)
+def test_a_name_that_means_none_or_several_is_refused(name: str, message: str) -> None:
+    with pytest.raises(EngineError) as refused:
+        source_of(name)
+    assert message in str(refused.value)
+
+
+def test_list_says_what_each_model_can_do(folder: Path, said: Callable[..., Any]) -> None:
+    table = said("list")
+    row = next(line for line in table.splitlines() if line.startswith("owner/Tiny-Oss-20b-4bit"))
+    told = ["7.9 MB", "gpt_oss", "none low medium* high", "yes", "-", "yes"]
+    assert re.split(r"\s{3,}", row)[1:7] == told
+    model = said("ls", "--json")["models"][0]
+    assert model["efforts"] == ["none", "low", "medium", "high"]
+    assert model["fits"]
+    assert not any(each["fits"] for each in said("ls", "--json", "--memory-gb", "0.5")["models"])
+
+
+def test_show_says_the_memory_that_a_server_would_reserve(folder: Path, said: Callable[..., Any]) -> None:
+    memory = said("show", "mlx-demo", "--json")["memory"]
+    assert list(memory) == ["8192", "32768", "131072"]
+    weights = said("show", "mlx-demo", "--json")["bytes"]
+    assert weights < memory["8192"] < memory["32768"] < memory["131072"]
+    page = said("show", "mlx-demo")
+    assert "harmony, by the template has <|channel|>" in page
+    assert "at 32k tokens" in page
+    assert "beyond its context" in page
+
+
+def test_recommend_names_the_largest_that_fits(folder: Path, said: Callable[..., Any]) -> None:
+    found = said("recommend", "--memory-gb", "16", "--json")
+    assert found["best"] == "mlx-community/gpt-oss-20b-MXFP4-Q8"
+    assert len(found["models"]) == len(RECOMMENDED_MODELS)
+    assert "mlx-backend chat mlx-demo" in said("recommend", "--memory-gb", "1")
+
+
+def test_rm_asks_says_how_much_is_free_and_deletes(
+    folder: Path, said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rm, "is_interactive", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda question: print(question) or "n")
+    assert main(["rm", "tiny-oss:20b"]) == 1
+    assert (folder / "owner" / "Tiny-Oss-20b-4bit").is_dir()
+    assert "are free again" in said("rm", "-y", "tiny-oss:20b")
+    assert not (folder / "owner" / "Tiny-Oss-20b-4bit").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rm", "-y", "mlx-demo"], "comes with this package"),
+        (["rm", "-y", str(MODEL_PATH)], "a folder of yours"),
+        (["rm", "tiny-oss"], "Nobody is here to answer"),
+        (["show", "gpt-oss:20b"], "fetch it with `mlx-backend pull mlx-community/gpt-oss-20b-MXFP4-Q8`"),
+        (["pull", "gpt-oss:20b"], "A smaller one that fits: mlx-community/Qwen3.5-9B-4bit"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(
+    words: list[str],
+    message: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mlx_backend.models.folders.repository_bytes", lambda _repository: None)  # no network
+    assert main(words) == 1
+    assert message in capsys.readouterr().err
