@@ -35,17 +35,20 @@ class TerminalProcess:
         os.write(self._terminal, text.encode())
 
     def until(self, words: str) -> str:
-        """What was shown since the last call, up to these words."""
-        while words not in (shown := _CONTROL.sub("", self.raw[self._seen :])):
-            assert self._read(), f"it ended before {words!r} was shown: {shown}"
-        self._seen = len(self.raw)
-        return shown
+        """What was shown since the words that were waited for before, up to these."""
+        while (at := self._text.find(words, self._seen)) < 0:
+            assert self._read(), f"it ended before {words!r} was shown: {self._text[self._seen :]}"
+        before, self._seen = self._seen, at + len(words)
+        return self._text[before : self._seen]
 
-    def to_end(self) -> str:
-        """What was shown since, once the process has ended."""
+    def to_end(self) -> None:
+        """Wait until the process has ended."""
         while self._read():
             pass
-        return _CONTROL.sub("", self.raw[self._seen :])
+
+    @property
+    def _text(self) -> str:
+        return _CONTROL.sub("", self.raw)
 
     def _read(self) -> bool:
         data = b""

@@ -53,7 +53,7 @@ def test_a_talk_on_a_terminal(url: str, tmp_path: Path) -> None:
         talk.type('"""What is the capital\r')
         talk.until("... ")
         talk.type('of France?"""\r')
-        shown = talk.until("cached")  # the beginning of the conversation
+        shown = talk.until("tok/s")
         assert "Paris" in shown
         assert "effort none" in shown
         talk.until(">>> ")
