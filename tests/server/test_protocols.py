@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.chat.reply import Reply, ReplyEvent, Usage
     from mlx_backend.chat.reply_group import GroupEvent
-    from mlx_backend.engine.base import Progress, QueueClient
+    from mlx_backend.engine.base import Progress, QueueClient, Queued
 
 ANSWER = "<|channel|>final<|message|>Paris.<|return|>"
 
@@ -75,7 +75,7 @@ class LinesWriter:
     def finish(self, end: StreamEnd, usage: Usage) -> bytes:
         return f"{end.finish} {usage.completion_tokens > 0}\n".encode()
 
-    def keepalive(self, _progress: Progress | None = None) -> bytes:
+    def keepalive(self, _reason: Progress | Queued | None = None) -> bytes:
         return b"\n"
 
     def progress(self, _progress: Progress) -> bytes:

@@ -113,7 +113,7 @@ def test_replicas_keep_a_conversation_and_one_that_drains_hands_over_all_others(
         machines = defaultdict(set)
         for number in range(8):
             for _ in range(2):
-                machines[number].add(replicas.ask(**{header: f"Bearer {number}"})[0])
+                machines[number].add(replicas.ask(0, **{header: f"Bearer {number}"})[0])
         assert all(len(each) == 1 for each in machines.values()), header
         assert set.union(*machines.values()) == set(replicas.servers), header
     # A session counts for more than the key, and nothing else tells this client from others.
