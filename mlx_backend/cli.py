@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mlx_backend import version_and_commit
-from mlx_backend.commands.errors import WRONG_USAGE, CommandError, exit_codes
+from mlx_backend.commands.errors import FAILED, WRONG_USAGE, CommandError, exit_codes
 from mlx_backend.commands.stop_signals import ended_by_interrupts
 from mlx_backend.commands.suggestions import did_you_mean
 
@@ -81,7 +82,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with ended_by_interrupts():
             arguments = _parse(words)
         status: int = arguments.run(arguments)
+        sys.stdout.flush()
         return status
+    except BrokenPipeError:  # what reads the output has gone; Python would say so again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except CommandError as error:
         error.show(as_json=getattr(arguments, "json", False))
         return error.status
