@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlx_backend.commands.errors import CommandError
@@ -13,6 +12,7 @@ from mlx_backend.models.folders import format_size
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,12 +57,9 @@ def _deletable(name: str, models: LocalModels) -> tuple[LocalModel, Path]:
         raise CommandError(
             f"{name} is a folder of yours: delete it yourself. `mlx-backend list` shows what rm deletes."
         )
-    parts = model.folder.parts
-    for at, part in enumerate(
-        parts
-    ):  # of a repository everything: what is cached of it lies next to its snapshots
-        if part.startswith("models--"):
-            return model, Path(*parts[: at + 1])
+    snapshots, repository = model.folder.parents[:2]
+    if snapshots.name == "snapshots" and repository.name.startswith("models--"):
+        return model, repository  # what is cached of it lies next to its snapshots
     return model, model.folder
 
 
