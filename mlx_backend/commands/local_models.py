@@ -113,9 +113,7 @@ class LocalModels:
         """Without arguments the environment alone says where they are."""
         given = getattr(arguments, "models_dir", None)
         variable = os.environ.get(variable_of("--models-dir"), "")
-        self._roots: list[Path] = given or [
-            Path(each.strip()) for each in variable.split(",") if each.strip()
-        ]
+        self.roots: list[Path] = given or [Path(each.strip()) for each in variable.split(",") if each.strip()]
         self._memory_gb = getattr(arguments, "memory_gb", None)
 
     @cached_property
@@ -125,7 +123,7 @@ class LocalModels:
         from mlx_backend.registry.errors import ConfigurationError
 
         try:
-            catalogue = Catalogue([], models_dirs=self._roots, hugging_face_cache=True)
+            catalogue = Catalogue([], models_dirs=self.roots, hugging_face_cache=True)
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
         found = [

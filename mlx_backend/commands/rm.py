@@ -26,11 +26,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Ask, and delete."""
     models = LocalModels(arguments)
-    chosen = [_deletable(name, models) for name in arguments.model]  # all are looked at before one is deleted
+    chosen = list(
+        dict.fromkeys(_deletable(name, models) for name in arguments.model)
+    )  # all before one is deleted
     deleted = []
     for model, path in chosen:
         size = _bytes_below(path)
-        question = f"Delete {model.name} ({format_size(size)}, {path})?"
+        what = "a link" if path.is_symlink() else format_size(size)
+        question = f"Delete {model.name} ({what}, {path})?"
         if not arguments.yes:
             if not is_interactive():
                 raise CommandError(f"{question} Nobody is here to answer: say so with -y.")
@@ -57,10 +60,19 @@ def _deletable(name: str, models: LocalModels) -> tuple[LocalModel, Path]:
         raise CommandError(
             f"{name} is a folder of yours: delete it yourself. `mlx-backend list` shows what rm deletes."
         )
-    snapshots, repository = model.folder.parents[:2]
-    if snapshots.name == "snapshots" and repository.name.startswith("models--"):
-        return model, repository  # what is cached of it lies next to its snapshots
-    return model, model.folder
+    return model, _entry_of(model, models)
+
+
+def _entry_of(model: LocalModel, models: LocalModels) -> Path:
+    """Return what makes a model be listed: its link, its folder, or all that a cache holds of its repository."""
+    for root in models.roots:
+        for name in (model.name, f"models--{model.name.replace('/', '--')}"):
+            entry = root.expanduser() / name
+            if entry.is_dir() and model.folder.resolve().is_relative_to(entry.resolve()):
+                return entry
+    snapshots = model.folder.parent
+    is_cached = snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--")
+    return snapshots.parent if is_cached else model.folder
 
 
 def _bytes_below(path: Path) -> int:

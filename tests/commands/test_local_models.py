@@ -121,6 +121,18 @@ def test_rm_asks_says_how_much_is_free_and_deletes(
     assert not (folder / "owner" / "Tiny-Oss-20b-4bit").exists()
 
 
+def test_rm_deletes_a_link_and_not_what_it_leads_to(
+    folder: Path, said: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "model"
+    (folder / "owner" / "Tiny-Oss-20b-4bit").rename(elsewhere)
+    link = folder / "linked"
+    link.symlink_to(elsewhere)
+    said("rm", "-y", "linked", "linked")
+    assert not link.is_symlink()
+    assert (elsewhere / "config.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
