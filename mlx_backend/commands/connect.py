@@ -1,12 +1,12 @@
 """`mlx-backend connect CLIENT`: what a client needs to use the server, with its address and model; and writes it.
 
-What is said stands in mlx_backend/clients.py. With `--write` it is merged into the client's own file: what else is in
-the file stays, comments too. Nothing is written that was not shown before.
+What is said stands in mlx_backend/clients.py. With `--write` it is merged into the client's own file, in which all else
+stays; where something would be lost, such as a comment in JSON, what to add is shown instead. Nothing is written that
+was not shown before.
 """
 
 from __future__ import annotations
 
-import copy
 import difflib
 import json
 import os
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.clients import CLIENTS, KEY_VARIABLE, UNUSED, ServerAccess
 from mlx_backend.commands.errors import NO_SERVER, WRONG_USAGE, CommandError
-from mlx_backend.commands.json_edit import with_values
 from mlx_backend.commands.running_server import RunningServer, add_server_options
 from mlx_backend.commands.terminal import (
     add_json_option,
@@ -249,8 +248,22 @@ def merged(snippet: Snippet, before: str, text: str, other: str) -> str:
         case "toml":
             return _merged_toml(before, text, other)
         case "json":
-            return with_values(before, json.loads(text), _replaced)
+            return _merged_json(before, json.loads(text))
     raise ValueError("what is in it cannot be kept")
+
+
+def _merged_json(before: str, new: Mapping[str, Any]) -> str:
+    try:
+        values = json.loads(before)
+    except (ValueError, RecursionError):
+        raise ValueError("it is no JSON, or JSON with comments, which would be lost") from None
+    if not isinstance(values, dict):
+        raise ValueError("it is no JSON object")
+    _merge(values, new)
+    if values == json.loads(before):
+        return before
+    indent = re.search(r"^[ \t]+(?=\")", before, re.MULTILINE)
+    return json.dumps(values, indent=indent[0] if indent else 2, ensure_ascii=False) + "\n"
 
 
 def _merged_toml(before: str, text: str, other: str) -> str:
@@ -299,15 +312,6 @@ def _merge_tables(there: list[Any], wanted: list[Any]) -> None:
             _merge(same[0], table)
         else:
             there.append(table)
-
-
-def _replaced(old: Any, new: Any) -> Any:
-    """Return what comes in the place of a value: of lists of tables, both."""
-    if not (_is_tables(old) and _is_tables(new)):
-        return new
-    both = copy.deepcopy(old)
-    _merge_tables(both, new)
-    return both
 
 
 def _is_tables(value: Any) -> bool:

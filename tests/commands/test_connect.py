@@ -118,6 +118,26 @@ def test_a_server_that_gets_a_key_later_leaves_nothing_of_before(name: str, home
         assert url not in merged or url == served.url
 
 
+@pytest.mark.parametrize("indent", [4, "\t"])
+def test_what_else_is_in_a_json_file_stays_in_its_order_and_indentation(
+    indent: int | str, served: RunningServer, home: Path
+) -> None:
+    mine = {"theme": "Größe", "language_models": {"openai_compatible": {"b": {"x": []}}}, "fonts": ["a", 1.5]}
+    file = home / WRITTEN["zed"].removeprefix("~/")
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(mine, indent=indent, ensure_ascii=False) + "\n")
+    assert connect(served, "zed", "--write", "-y") == 0
+    written = json.loads(file.read_text())
+    added = written["language_models"]["openai_compatible"].pop("mlx")
+    assert added["api_url"] == f"{served.url}/v1"
+    assert json.dumps(written) == json.dumps(mine)
+    lines = file.read_text().splitlines()
+    assert (
+        sum(line not in lines for line in json.dumps(mine, indent=indent, ensure_ascii=False).splitlines())
+        <= 1
+    )
+
+
 def test_a_table_of_a_list_is_known_by_its_name(served: RunningServer, home: Path) -> None:
     file = home / ".vibe/config.toml"
     file.parent.mkdir()
@@ -131,8 +151,10 @@ def test_a_table_of_a_list_is_known_by_its_name(served: RunningServer, home: Pat
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("opencode", '{"a": 1 // b', "is no JSON"),
+        ("opencode", "{'a': 1}", "is no JSON"),
+        ("opencode", '{"a":' * 100_000, "is no JSON"),
         ("opencode", "[1]", "is no JSON object"),
+        ("zed", '// Zed settings\n{\n  "theme": "One Dark",\n}\n', "comments, which would be lost"),
         ("codex", "= broken", "it is no TOML"),
         ("codex", "model_providers = {a = {}}", "cannot"),
         ("codex", 'model_providers.a = {name = "a"}', "cannot be kept"),
