@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.clients import CLIENTS, KEY_VARIABLE, UNUSED, ServerAccess
 from mlx_backend.commands.errors import NO_SERVER, WRONG_USAGE, CommandError
+from mlx_backend.commands.files import write_file
 from mlx_backend.commands.running_server import RunningServer, add_server_options
 from mlx_backend.commands.terminal import (
     add_json_option,
@@ -186,7 +187,6 @@ def _write(client: ClientSetup, access: ServerAccess, *, is_agreed: bool) -> int
         _show(client, access)
         raise CommandError(f"{client.title} has no file that could be written: do what stands above.")
     file = Path(snippet.file).expanduser()
-    file = file.resolve() if file.is_symlink() else file  # a link, as in a folder of dotfiles, stays one
     text = snippet.filled(access)
     try:
         there = file.read_bytes().decode() if file.exists() else ""
@@ -211,7 +211,7 @@ def _write(client: ClientSetup, access: ServerAccess, *, is_agreed: bool) -> int
             print("Nothing was written.")
             return 1
     newline = "\n" if there == before else "\r\n"
-    _replace(file, after, newline, is_secret=access.secret not in (None, UNUSED))
+    write_file(file, after, newline=newline, is_secret=access.secret not in (None, UNUSED))
     print(f"Written: {snippet.file}")
     if access.secret is None:
         print(f"The key is read from ${KEY_VARIABLE}: set it where {client.title} is started.")
@@ -222,22 +222,6 @@ def _show_change(name: str, before: str, after: str) -> None:
     colours = {"+": "green", "-": "red", "@": "cyan"}
     for line in difflib.unified_diff(before.splitlines(), after.splitlines(), name, name, lineterm=""):
         console().print(line, style=colours.get(line[:1], ""))
-
-
-def _replace(file: Path, text: str, newline: str, *, is_secret: bool) -> None:
-    """Write a file as a whole or not at all; its rights stay as they were, and one with a key is its owner's alone."""
-    rights = 0o600 if is_secret else file.stat().st_mode & 0o777 if file.exists() else 0o644
-    part = file.with_name(f"{file.name}.new")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)
-        part.touch(mode=rights, exist_ok=False)
-        part.write_text(text, encoding="utf-8", newline=newline)
-        part.chmod(rights)
-        part.replace(file)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise CommandError(f"{file} cannot be written: {error}.") from None
 
 
 def merged(snippet: Snippet, before: str, text: str, other: str) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.commands.errors import CommandError
+from mlx_backend.commands.files import write_file
 from mlx_backend.commands.terminal import add_json_option, print_fields, print_json
 from mlx_backend.declaration import VARIABLE_PREFIX, variable_of
 from mlx_backend.device.machine import this_machine
@@ -206,8 +207,7 @@ class Systemd(ServiceManager):
                 "[Service]",
                 f"ExecStart={words}",
                 "ExecReload=/bin/kill -HUP $MAINPID",
-                # Not in quotes: the rest of the line is the path.
-                f"WorkingDirectory={str(job.folder).replace('%', '%%')}",
+                f"WorkingDirectory={_unit_path(job.folder)}",
                 *variables,
                 "Restart=always",
                 f"RestartSec={RESTART_SECONDS}",
@@ -248,12 +248,24 @@ class Systemd(ServiceManager):
 
 def _unit_word(word: str, doubled: str = "%$") -> str:
     """Write a word for a unit: in quotes, with what systemd would replace in it doubled."""
-    if any(character in word for character in "\n\r\0"):
-        raise CommandError(f"A unit of systemd cannot hold a line break, which is in {word!r}.")
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    escaped = _in_one_line(word).replace("\\", "\\\\").replace('"', '\\"')
     for character in doubled:
         escaped = escaped.replace(character, character * 2)
     return f'"{escaped}"'
+
+
+def _unit_path(path: Path) -> str:
+    """Write a folder for a unit: without quotes, as the rest of the line is the path."""
+    word = _in_one_line(str(path))
+    if word != word.strip() or word.endswith("\\"):
+        raise CommandError(f"A unit of systemd cannot name the folder {word!r}, for how its name ends.")
+    return word.replace("%", "%%")
+
+
+def _in_one_line(word: str) -> str:
+    if any(character in word for character in "\n\r\0"):
+        raise CommandError(f"A unit of systemd cannot hold a line break, which is in {word!r}.")
+    return word
 
 
 def this_manager(home: Path | None = None) -> ServiceManager:
@@ -283,8 +295,7 @@ def _install(arguments: argparse.Namespace) -> int:
         print(f"The service is installed already, and runs: {manager.file}")
         return 0
     if before != text:
-        manager.file.parent.mkdir(parents=True, exist_ok=True)
-        manager.file.write_text(text, encoding="utf-8")
+        write_file(manager.file, text)
     try:
         manager.start()
     except CommandError as error:

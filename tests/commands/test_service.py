@@ -27,7 +27,7 @@ from mlx_backend.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-AWKWARD = """a b's "c" $HOME %h \\ 模"""
+AWKWARD = """./a b's "c" $HOME %h \\ 模"""
 OPTIONS = ["--model", AWKWARD, "--port", "8091"]
 
 # Keeps a line for each call, and answers what asks for a state: as launchctl and systemctl do of a job that runs.
@@ -241,6 +241,12 @@ def test_a_line_break_in_an_option_is_refused_by_systemd_alone() -> None:
         Systemd(Path("/")).text(job("a", "b\nUser=root"))
     text = Launchd(Path("/")).text(job("a", "b\nc"))
     assert plistlib.loads(text.encode())["ProgramArguments"] == ["a", "b\nc"]
+
+
+@pytest.mark.parametrize("folder", ["/models\nExecStartPre=/bin/false", "/models\\", "/models "])
+def test_a_folder_that_would_be_read_as_another_is_refused_by_systemd(folder: str) -> None:
+    with pytest.raises(CommandError, match="A unit of systemd cannot"):
+        Systemd(Path("/")).text(job(folder=folder))
 
 
 def test_systemds_analyser_finds_nothing_wrong(tmp_path: Path) -> None:
