@@ -21,6 +21,7 @@ from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from mlx_backend.device.native_thread import NativeThread
 from mlx_backend.engine.base import EngineStatus
 from mlx_backend.engine.fair_queue import FairQueue, QueuedJob
 from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
@@ -127,7 +128,7 @@ class Worker:
         self._load_error: EngineError | None = None
         self._load_finished = threading.Event()
         self._tokens_per_second = 0.0
-        self._thread = threading.Thread(target=self._run, name="embedding", daemon=True)
+        self._thread = NativeThread(target=self._run, name="embedding", daemon=True)
         self._thread.start()
         atexit.register(self.stop)
         self._load_finished.wait()

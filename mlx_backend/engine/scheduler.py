@@ -42,6 +42,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
+from mlx_backend.device.native_thread import NativeThread
 from mlx_backend.engine.base import EngineStatus, Finished, Progress, PromptLogprobs, TokenDelta
 from mlx_backend.engine.batch import FEW_TOKENS, Ended
 from mlx_backend.engine.fair_queue import FairQueue
@@ -124,7 +125,7 @@ class Scheduler:
         """Whether the thread did not come out of its batch."""
         self._started = threading.Event()
         # A daemon: the interpreter waits for other threads before it runs atexit handlers, where this one is stopped.
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = NativeThread(target=self._run, name="engine", daemon=True)
 
     # -- called from any thread -----------------------------------------------------------------------------
 

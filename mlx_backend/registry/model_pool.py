@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from mlx_backend.device.host_memory import collect_all_again
 from mlx_backend.device.memory import format_bytes
+from mlx_backend.device.native_thread import NativeThread
 from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
 from mlx_backend.preparation import current
 from mlx_backend.registry.base import Lease, ModelStatus
@@ -691,7 +692,7 @@ class LoadProgress:
 
 
 def _start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread = NativeThread(target=target, name=name, daemon=True)
     try:
         thread.start()
     except RuntimeError as error:
