@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend import __version__
 from mlx_backend.commands.errors import CommandError
+from mlx_backend.commands.files import write_file
 from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.commands.own_server import own_server
 from mlx_backend.commands.running_server import URL_VARIABLE, RunningServer, add_server_options
@@ -249,12 +250,12 @@ def _measure(server: RunningServer, name: str | None, arguments: argparse.Namesp
         "load_before": round(load_before, 2),
         "load_after": round(os.getloadavg()[0], 2),
     }
-    if arguments.svg:
-        arguments.svg.write_text(drawn(about, rows), encoding="utf-8")
     if arguments.json:
         print_json({**about, "rows": [row.as_json() for row in rows]})
     else:
         _show(about, rows)
+    if arguments.svg:
+        write_file(arguments.svg, drawn(about, rows))
     return 0
 
 

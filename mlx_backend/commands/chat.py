@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+MAX_PIPED_BYTES = 64 << 20
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.usage = "mlx-backend chat [MODEL] [PROMPT] [option …]"
@@ -67,7 +70,7 @@ def _asked(arguments: argparse.Namespace) -> str | None:
     if arguments.prompt is not None and arguments.words is not None:
         arguments.refuse("the prompt is there twice, with -p and without")
     prompt = arguments.words if arguments.prompt is None else arguments.prompt
-    piped = "" if sys.stdin.isatty() else sys.stdin.read()
+    piped = "" if sys.stdin is None or sys.stdin.isatty() else _piped()
     asked = "\n\n".join(part for part in (prompt, piped.strip("\n")) if part)
     if asked:
         return asked
@@ -76,6 +79,19 @@ def _asked(arguments: argparse.Namespace) -> str | None:
     if arguments.json:
         raise CommandError("--json is for one answer: say what to ask with -p.")
     return None
+
+
+def _piped() -> str:
+    """Return standard input. Raises CommandError for what is no text, or too long for any model."""
+    content = sys.stdin.buffer.read(MAX_PIPED_BYTES + 1)
+    if len(content) > MAX_PIPED_BYTES:
+        raise CommandError(
+            f"Standard input holds more than {MAX_PIPED_BYTES >> 20} MiB, which is too long to ask."
+        )
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise CommandError(f"Standard input is not text in UTF-8: byte {error.start + 1} is not.") from None
 
 
 # -- who answers ----------------------------------------------------------------------------------------------

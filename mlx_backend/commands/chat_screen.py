@@ -97,7 +97,7 @@ class Screen:
         if not self._is_plain:
             self.__exit__()
             if remarks:
-                self._console.print(Text(" · ".join(remarks), style="dim"))
+                self._console.print(" · ".join(remarks), style="dim")
             self._console.print()
 
     def _draw(self, what: RenderableType) -> None:

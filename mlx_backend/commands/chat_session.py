@@ -19,7 +19,7 @@ MAX_IMAGE_BYTES = 32 << 20
 
 @dataclass
 class ChatSession:
-    """A conversation with one model. `images` are shown with the next message."""
+    """A conversation with one model. `images` are shown with the next message; `failed` is one without an answer."""
 
     server: RunningServer
     model: str
@@ -27,6 +27,7 @@ class ChatSession:
     system: str = ""
     images: list[dict[str, Any]] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
+    failed: dict[str, Any] | None = None
 
     def message(self, text: str) -> dict[str, Any]:
         """Return a message of this text and the images."""
@@ -47,6 +48,7 @@ class ChatSession:
             message, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}
         )
         reasoning, content = "", ""
+        self.failed = message
         screen = Screen()
         try:
             with screen, self.server.stream("/v1/chat/completions", body) as events:
@@ -62,7 +64,7 @@ class ChatSession:
         except KeyboardInterrupt:
             screen.stopped()
             is_whole = False
-        self.images = []
+        self.images, self.failed = [], None
         said = {"role": "assistant", "content": content} | (
             {"reasoning_content": reasoning} if reasoning else {}
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -131,18 +132,22 @@ class Talk:
         self._say(f"{len(self._chat.images)} with the next message")
 
     def _retry(self, _: str) -> None:
-        if len(self._chat.messages) < 2:
+        chat = self._chat
+        if chat.failed is not None:
+            chat.send(chat.failed)
+            return
+        if len(chat.messages) < 2:
             raise CommandError("Nothing has been answered yet.")
-        *before, message, answer = self._chat.messages
-        self._chat.messages = before
+        *before, message, answer = chat.messages
+        chat.messages = before
         try:
-            self._chat.send(message)
+            chat.send(message)
         except CommandError:
-            self._chat.messages = [*before, message, answer]
+            chat.messages, chat.failed = [*before, message, answer], None
             raise
 
     def _clear(self, _: str) -> None:
-        self._chat.messages, self._chat.images = [], []
+        self._chat.messages, self._chat.images, self._chat.failed = [], [], None
         self._say("forgotten")
 
     def _save(self, name: str) -> None:
@@ -185,10 +190,11 @@ class _Commands(Completer):
         if not word.startswith("/"):
             return
         choices: Iterable[str] = () if blank else self._commands
-        if blank and word == "/effort":
-            choices = (self._chat.described().get("reasoning") or {}).get("efforts", ())
-        elif blank and word == "/model":
-            choices = [each["id"] for each in self._chat.server.models()]
+        with suppress(CommandError):  # the server has gone: the next message says so
+            if blank and word == "/effort":
+                choices = (self._chat.described().get("reasoning") or {}).get("efforts", ())
+            elif blank and word == "/model":
+                choices = [each["id"] for each in self._chat.server.models()]
         begun = rest if blank else word
         for choice in choices:
             if choice.startswith(begun):

@@ -29,6 +29,7 @@ from mlx_backend.commands.terminal import (
     is_interactive,
     print_json,
     print_table,
+    printable,
 )
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _access_to(server: RunningServer, arguments: argparse.Namespace) -> ServerAc
         raise CommandError(f"The server at {server.url} has no chat model{f' {wanted}' if wanted else ''}.")
     return replace(
         access,
-        model=chosen["id"],
+        model=printable(chosen["id"]),
         context=chosen.get("context_length") or access.context,
         sees="vision" in chosen.get("capabilities", ()),
     )

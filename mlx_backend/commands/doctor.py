@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mlx_backend import __version__, version_and_commit
 from mlx_backend.commands.errors import CommandError
 from mlx_backend.commands.running_server import KEY_VARIABLE, RunningServer, add_server_options
-from mlx_backend.commands.terminal import add_json_option, console, print_json
+from mlx_backend.commands.terminal import add_json_option, console, print_json, printable
 from mlx_backend.device.machine import this_machine
 from mlx_backend.device.memory import format_bytes
 from mlx_backend.errors import first_line
@@ -106,7 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(
             {
-                "findings": json.loads(report.cleaned(json.dumps([*map(asdict, findings)]))),
+                "findings": [
+                    {name: report.cleaned(text) for name, text in asdict(each).items()} for each in findings
+                ],
                 "report": report.text(),
             }
         )
@@ -552,9 +554,9 @@ def _show(finding: Finding) -> None:
     from rich.text import Text
 
     mark, colour = MARKS[finding.state]
-    rows = [(Text(mark, colour), finding.about, Text(finding.found))]
+    rows: list[tuple[str | Text, ...]] = [(Text(mark, colour), finding.about, finding.found)]
     if finding.cure:
-        rows.append((Text(), "", Text(f"→ {finding.cure}", colour)))
+        rows.append(("", "", Text(printable(f"→ {finding.cure}"), colour)))
     for row in rows:  # a table each, so that none is filled up to the width of the other
         lines = Table.grid(padding=(0, 1, 0, 0))
         for width in (1, 12, None):
@@ -569,4 +571,4 @@ def _show_end(findings: list[Finding], report: ProblemReport) -> None:
     wrong = f"{failed} thing{'s are' if failed != 1 else ' is'} wrong" if failed else "Nothing is wrong"
     more = f", {warnings} to look at" if warnings else ""
     console().print(f"\n{wrong}{more}. For a report of a problem:\n")
-    print(f"```text\n{report.text()}\n```")
+    print(printable(f"```text\n{report.text()}\n```"))

@@ -6,6 +6,8 @@ import json
 import sys
 from typing import Final
 
+from mlx_backend.commands.terminal import printable
+
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
 NO_SERVER: Final = 3
@@ -35,6 +37,6 @@ class CommandError(Exception):
     def show(self, *, as_json: bool = False) -> None:
         """Print it: to standard error, or as an object where JSON is expected."""
         if as_json:
-            print(json.dumps({"error": {"message": str(self)}}, ensure_ascii=False))
+            print(printable(json.dumps({"error": {"message": str(self)}}, ensure_ascii=False)))
         else:
-            print(f"mlx-backend: {self}", file=sys.stderr)
+            print(printable(f"mlx-backend: {self}"), file=sys.stderr)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.commands.errors import CommandError
 from mlx_backend.commands.local_models import LocalModel, LocalModels, add_folder_options
-from mlx_backend.commands.terminal import add_json_option, confirmed, is_interactive, print_json
+from mlx_backend.commands.terminal import add_json_option, confirmed, console, is_interactive, print_json
 from mlx_backend.models.folders import format_size
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise CommandError(f"{path} cannot be deleted: {error.strerror}.") from None
         deleted.append({"name": model.name, "bytes": size})
         if not arguments.json:
-            print(f"Deleted {model.name}: {format_size(size)} are free again.")
+            console().print(f"Deleted {model.name}: {format_size(size)} are free again.")
     if arguments.json:
         print_json({"deleted": deleted})
     return 0 if len(deleted) == len(chosen) else 1

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
+from mlx_backend.clients import LOOPBACK
 from mlx_backend.commands.errors import NO_SERVER, CommandError
 from mlx_backend.commands.suggestions import did_you_mean
 from mlx_backend.declaration import VARIABLE_PREFIX, variable_of
@@ -30,9 +31,12 @@ KEY_VARIABLE = variable_of("--api-key")
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 600.0
 """Seconds for what may have to load a model; a stream sends something every few seconds."""
+HEALTH_SECONDS = 30.0
+"""Seconds for what a server of ours answers at once, and another program perhaps never."""
+MAX_ANSWER_BYTES = 64 << 20
+"""Bytes of an answer that is no stream."""
 MAX_NAMES = 20
 """Names in an error message."""
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
@@ -62,9 +66,11 @@ class RunningServer:
         import httpx2
 
         url = url.strip().rstrip("/").removesuffix("/v1")
-        self.url = url if "://" in url else f"http://{url}"
         try:
-            is_here = httpx2.URL(self.url).host in _LOOPBACK
+            # What is before an @ is a password: it would be shown with the address, and sent in place of the key.
+            address = httpx2.URL(url if "://" in url else f"http://{url}").copy_with(userinfo=b"")
+            self.url = str(address).rstrip("/")
+            is_here = address.host in LOOPBACK
             self._client = httpx2.Client(
                 base_url=self.url,
                 headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -90,9 +96,7 @@ class RunningServer:
 
     def health(self) -> dict[str, Any]:
         """Return what /health says, also while it cannot serve. Raises CommandError if it is no server of ours."""
-        with self._explained():
-            response = self._client.get("/health")
-            said = _object(response)
+        _, said = self._answer("GET", "/health", seconds=HEALTH_SECONDS)
         if said.get("server") != "mlx-backend":
             raise CommandError(
                 f"What answers at {self.url} is another program. Say where the server is with --url.",
@@ -130,10 +134,9 @@ class RunningServer:
     @contextmanager
     def stream(self, path: str, body: Any) -> Iterator[Iterator[dict[str, Any]]]:
         """Send an object, and yield the events that answer it. Leaving the block ends the reply."""
-        with self._explained(), self._client.stream("POST", path, json=body) as response:
+        with self._explained(), self._client.stream("POST", path, **_sent(body)) as response:
             if response.is_error:
-                response.read()
-                self._refuse(response)
+                self._refuse(response.status_code, self._object(response))
             yield self._events(response)
 
     def close(self) -> None:
@@ -141,28 +144,53 @@ class RunningServer:
         self._client.close()
 
     def _call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        with self._explained():
-            response = self._client.request(method, path, json=body)
-        if response.is_error:
-            self._refuse(response)
-        return _object(response)
+        status, said = self._answer(method, path, body)
+        if status >= 400:
+            self._refuse(status, said)
+        return said
+
+    def _answer(
+        self, method: str, path: str, body: Any = None, *, seconds: float = ANSWER_SECONDS
+    ) -> tuple[int, dict[str, Any]]:
+        import httpx2
+
+        timeout = httpx2.Timeout(seconds, connect=CONNECT_SECONDS)
+        with (
+            self._explained(),
+            self._client.stream(method, path, **_sent(body), timeout=timeout) as response,
+        ):
+            return response.status_code, self._object(response)
+
+    def _object(self, response: httpx2.Response) -> dict[str, Any]:
+        """Return the object that an answer is; empty if it is none."""
+        content = bytearray()
+        for part in response.iter_bytes():
+            content += part
+            if len(content) > MAX_ANSWER_BYTES:
+                raise CommandError(f"The answer of {self.url} is larger than {MAX_ANSWER_BYTES >> 20} MiB.")
+        try:
+            value = json.loads(content)
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) else {}
 
     def _events(self, response: httpx2.Response) -> Iterator[dict[str, Any]]:
         for line in response.iter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
+            if line == "data: [DONE]":
+                return
+            if not line.startswith("data: "):
                 continue
             event = json.loads(line.removeprefix("data: "))
             if isinstance(event.get("error"), dict):
                 raise CommandError(_message(event) or "The reply has failed.")
             yield event
+        raise CommandError(f"The reply of {self.url} broke off.")
 
-    def _refuse(self, response: httpx2.Response) -> None:
-        said = _message(_object(response))
-        if response.status_code == 401:
-            said = f"The server at {self.url} wants an API key: give it with --key, or in ${KEY_VARIABLE}."
-        raise CommandError(
-            said or f"The server at {self.url} answered with HTTP status {response.status_code}."
-        )
+    def _refuse(self, status: int, said: dict[str, Any]) -> None:
+        message = _message(said)
+        if status == 401:
+            message = f"The server at {self.url} wants an API key: give it with --key, or in ${KEY_VARIABLE}."
+        raise CommandError(message or f"The server at {self.url} answered with HTTP status {status}.")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -176,16 +204,17 @@ class RunningServer:
                 f"say where it is with --url or ${URL_VARIABLE}.",
                 status=NO_SERVER,
             ) from None
+        except httpx2.ReadTimeout:
+            raise CommandError(f"What is at {self.url} takes connections, but does not answer.") from None
         except httpx2.TransportError as error:
             raise CommandError(f"The connection to {self.url} broke: {first_line(error)}.") from None
 
 
-def _object(response: httpx2.Response) -> dict[str, Any]:
-    try:
-        value = response.json()
-    except ValueError:
+def _sent(body: Any) -> dict[str, Any]:
+    """Return what has a body sent, as ASCII: a text may hold half of a surrogate pair."""
+    if body is None:
         return {}
-    return value if isinstance(value, dict) else {}
+    return {"content": json.dumps(body).encode(), "headers": {"Content-Type": "application/json"}}
 
 
 def _message(said: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from mlx_backend.clients import LOOPBACK
 from mlx_backend.declaration import variable_of
 from mlx_backend.demo import EMBEDDING_MODEL_NAME, MODEL_NAME, VISION_MODEL_NAME
 from mlx_backend.engine.mlx.vision.families import is_installed
@@ -70,7 +71,6 @@ RECOMMENDED_MODEL = "mlx-community/gpt-oss-20b-MXFP4-Q8"
 HINT_ON_A_MAC = " (if the container cannot reach it, start with --host 0.0.0.0 --api-key KEY)"
 HINT_ELSEWHERE = " (start with --host 0.0.0.0 --api-key KEY so that containers can reach it)"
 
-_LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 _QUESTION = "What is the capital of France?"
 _EXAMPLES: dict[ModelType, tuple[str, str]] = {
     "llm": ("/v1/chat/completions", f'{{"messages": [{{"role": "user", "content": "{_QUESTION}"}}]}}'),
@@ -122,7 +122,7 @@ def start_lines(
         ]
     hint = ""
     has_key = settings.api_key or settings.api_keys or settings.api_key_file
-    if settings.host in _LOOPBACK_HOSTS:
+    if settings.host in LOOPBACK:
         hint = HINT_ON_A_MAC if is_mac else HINT_ELSEWHERE
         if has_key:
             hint = hint.replace(" --api-key KEY", "")

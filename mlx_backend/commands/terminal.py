@@ -1,12 +1,14 @@
 """What a command shows: in colour on a terminal, plain where the output goes elsewhere, JSON where that is asked for.
 
-rich decides about colour (NO_COLOR, FORCE_COLOR, TERM), and is loaded with the first thing that is drawn.
+rich decides about colour (NO_COLOR, FORCE_COLOR, TERM), and is loaded with the first thing that is drawn. What a
+server, a model or a file says moves no cursor and colours nothing: control characters are written as escapes.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +18,31 @@ if TYPE_CHECKING:
 
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 _PIPE_COLUMNS = 4096
 """Where the output is no terminal, no line is folded."""
 
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Return a text with escapes, as JSON has them, for control characters and halves of surrogate pairs."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
 
 @functools.cache
 def console(*, stderr: bool = False) -> Console:
-    """Return where a command draws: standard output, or standard error. Text is taken as it is, without markup."""
+    """Return where a command draws: standard output, or standard error. Strings are made printable; no markup."""
     from rich.console import Console
+
+    class PrintableConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _PIPE_COLUMNS
-    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+    return PrintableConsole(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +52,7 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
-    print(json.dumps(value, ensure_ascii=False, indent=2))
+    print(printable(json.dumps(value, ensure_ascii=False, indent=2)))
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -79,6 +93,6 @@ def is_interactive() -> bool:
 def confirmed(question: str) -> bool:
     """Ask a question that is answered by y or n; anything else, and the end of the input, is no."""
     try:
-        return input(f"{question} [y/N] ").strip().casefold() in ("y", "yes")
+        return input(f"{printable(question)} [y/N] ").strip().casefold() in ("y", "yes")
     except EOFError:
         return False

@@ -100,6 +100,12 @@ def test_what_is_piped_in_comes_after_the_prompt(url: str) -> None:
     assert done.stdout == f"{ANSWER}\n"
 
 
+def test_what_is_piped_in_and_is_no_text_is_refused() -> None:
+    done = subprocess.run([*COMMAND, "chat"], input=b"caf\xe9", capture_output=True, env=ENVIRONMENT)
+    assert done.returncode == 1
+    assert b"not text in UTF-8: byte 4" in done.stderr
+
+
 def test_json_is_the_whole_reply(url: str) -> None:
     reply = json.loads(piped("mlx-demo", QUESTION, "--json", "--url", url).stdout)
     assert reply["choices"][0]["message"]["content"] == ANSWER

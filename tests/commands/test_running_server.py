@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from server_process import server_process
 
 from mlx_backend.cli import main
+from mlx_backend.commands import running_server
 from mlx_backend.commands.running_server import default_url
+from mlx_backend.commands.terminal import console, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,3 +77,77 @@ def test_a_server_is_looked_for_where_the_variables_of_serve_put_it(
     variables: dict[str, str], url: str
 ) -> None:
     assert default_url(variables) == url
+
+
+ODD = "\x1b]0;title\x07\x9b2J\ud83d"
+ESCAPED = r"\u001b]0;title\u0007\u009b2J\ud83d"
+
+
+class Odd(BaseHTTPRequestHandler):
+    """What may answer where our server is looked for."""
+
+    def do_GET(self) -> None:
+        body: dict[str, Any] = {"server": "mlx-backend", "status": "ok"}
+        if self.path == "/v1/models":
+            body = {"data": [{"id": f"model{ODD}", "type": "llm"}]}
+        if self.path == "/api/ps":
+            body = {"error": {"message": ODD}}
+        self.answer(json.dumps(body).encode(), 500 if "error" in body else 200)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(b'data: {"choices": [{"delta": {"content": "half a"}}]}\n\n')
+
+    def answer(self, body: bytes, status: int = 200) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def odd() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Odd) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://me:secret@127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("words", [["ps"], ["ps", "--json"], ["load", "nothing"], ["connect", "codex"]])
+def test_what_a_server_says_cannot_control_the_terminal(
+    words: list[str], odd: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*words, "--url", odd])
+    printed = "".join(capsys.readouterr())
+    assert "title" in printed
+    assert not {"\x1b", "\x07", "\x9b", "\ud83d"} & set(printed)
+
+
+def test_a_table_and_a_line_show_control_characters_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    console().print(ODD)
+    print_table(("NAME",), [(ODD,)])
+    print_json(ODD)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == [ESCAPED, "NAME", ESCAPED, f'"{ESCAPED}"']
+
+
+def test_a_reply_that_breaks_off_has_failed(
+    odd: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["chat", "model", "hi", "--url", odd]) == 1
+    printed = capsys.readouterr()
+    assert "broke off" in printed.err
+    assert "secret" not in printed.err
+
+
+def test_an_answer_without_end_is_refused(
+    odd: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_server, "MAX_ANSWER_BYTES", 8)
+    assert main(["ps", "--url", odd]) == 1
+    assert "is larger than" in capsys.readouterr().err
