@@ -19,10 +19,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json_option(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, what: str = "load") -> int:
     """Ask the server, and print what it says."""
     with closing(RunningServer.of(arguments)) as server:
-        said = server.post_to_model(server.model_name(arguments.model), "load")
+        said = server.post_to_model(server.model_name(arguments.model), what)
     if arguments.json:
         print_json(said)
     else:

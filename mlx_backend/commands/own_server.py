@@ -1,12 +1,18 @@
-"""A server of a command's own: `serve` in another process, on a free port of this machine, while the command runs."""
+"""A server of a command's own: `serve` in another process, on a free port of this machine, while the command runs.
+
+For measuring: a client in the server's own process would take time from it. However the command is ended, the server is
+stopped with it: it gets the signals of the terminal too, and those that end the command alone are exceptions here.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from mlx_backend.commands.errors import CommandError
 from mlx_backend.commands.running_server import KEY_VARIABLE, RunningServer
@@ -37,8 +43,7 @@ def own_server(options: Sequence[str]) -> Iterator[RunningServer]:
         "--drain-seconds",
         "0",
     ]
-    # In a session of its own: Ctrl-C is this command's.
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with _signals_raised(), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             with closing(RunningServer(_address(process), os.environ.get(KEY_VARIABLE) or None)) as server:
                 yield server
@@ -48,6 +53,24 @@ def own_server(options: Sequence[str]) -> Iterator[RunningServer]:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+@contextmanager
+def _signals_raised() -> Iterator[None]:
+    """Raise KeyboardInterrupt within the block for every signal by which a command is ended."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, interrupt) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _address(process: subprocess.Popen[str]) -> str:
