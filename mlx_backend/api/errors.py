@@ -26,11 +26,10 @@ from __future__ import annotations
 
 import logging
 import uuid
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from mlx_backend.conversation.effort import EffortError
 from mlx_backend.conversation.history import HistoryError
-from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.errors import (
     EngineBusy,
     EngineError,
@@ -116,16 +115,6 @@ def shutting_down(message: str) -> ApiError:
 def refuse(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """Make the 400 that names a field."""
     return ApiError(400, message, param=param, code=code)
-
-
-def wrong_type(path: str, wanted: str, value: Any) -> ApiError:
-    """Make the 400 for a value of a type that is not `wanted`."""
-    return refuse(f"{path}: must be {wanted}, not {json_type(value)}.", path)
-
-
-def wrong_value(path: str, value: Any, remedy: str, code: str | None = None) -> ApiError:
-    """Make the 400 for a value that a field cannot have."""
-    return refuse(f"{path} = {excerpt(value)}: {remedy}", path, code)
 
 
 # Engine fields that requests have by another name.

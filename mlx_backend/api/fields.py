@@ -16,7 +16,6 @@ from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
-    NoReturn,
     Protocol,
     Self,
     get_args,
@@ -24,9 +23,10 @@ from typing import (
     runtime_checkable,
 )
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, TypeAdapter
 
 from mlx_backend.api.errors import refuse
+from mlx_backend.api.sent import Sent
 from mlx_backend.conversation.json_values import excerpt, json_type
 
 if TYPE_CHECKING:
@@ -126,10 +126,7 @@ class Body(Lenient):
                 raise refuse(
                     f"{name} = {excerpt(body[name])} is not supported: {reason}.", name, "unsupported_value"
                 )
-        try:
-            parsed = cls.model_validate(body)
-        except ValidationError as error:
-            refuse_invalid(error)
+        parsed = Sent(body).parsed(cls)
         parsed._written = body
         return parsed
 
@@ -163,17 +160,6 @@ class Body(Lenient):
         return [*(name for name in self.unknown if name not in known), *sorted(inner)]
 
 
-def text_of(holder: Mapping[str, Any], name: str, where: str, default: str | None = None) -> str:
-    """Return a field that is a text. Raises ApiError for any other, and for none if there is no `default`."""
-    value = holder.get(name, default)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, str):
-        what = "is missing" if value is None else f"must be a text, not {json_type(value)}"
-        raise refuse(f"{where}.{name} {what}.", f"{where}.{name}")
-    return value
-
-
 def with_extra_body(body: Any) -> Any:
     """Return a body with the fields of `extra_body` among its own, as the OpenAI SDK sends them.
 
@@ -195,21 +181,3 @@ def with_extra_body(body: Any) -> Any:
 def _keys_of(kind: Any) -> set[str]:
     """Return the keys of an object's type, or of those in a union."""
     return {key for each in (kind, *get_args(kind)) if is_typeddict(each) for key in each.__annotations__}
-
-
-_TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list[any]", "dict[str,any]"})
-"""Pydantic's, in the path of a value that may be of several types."""
-
-
-def refuse_invalid(error: ValidationError, where: str = "") -> NoReturn:
-    """Raise the 400 for the first of the errors; `where` is the path of what was validated."""
-    first = error.errors(include_url=False)[0]
-    for step in first["loc"]:
-        if step in _TYPE_NAMES:  # it says which of the types was tried, and is no part of the path
-            continue
-        where += f"[{step}]" if isinstance(step, int) else f".{step}" if where else str(step)
-    if first["type"] == "missing":
-        raise refuse(f"{where} is missing.", where)
-    message = "must be an object" if first["type"] in ("model_type", "dict_type") else first["msg"]
-    message = message[:1].lower() + message[1:]
-    raise refuse(f"{where}: {message}; got {excerpt(first['input'])}.", where)

@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from mlx_backend.api.errors import refuse, wrong_type, wrong_value
-from mlx_backend.api.fields import Lenient, refuse_invalid
+from mlx_backend.api.fields import Lenient
 from mlx_backend.api.reply_fields import offer
+from mlx_backend.api.sent import Sent
 from mlx_backend.chat.request import InputGrammar, ToolChoice
 from mlx_backend.conversation.json_values import excerpt
 
@@ -38,20 +38,21 @@ SEPARATOR = "__"
 type Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-def unnested(written: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any], str]:
-    """Return an object without the level that Chat Completions has below its type, and the path of what is in it."""
-    kind = written.get("type")
-    if kind is None and ("function" in written or "name" in written):
+def unnested(written: Sent) -> Sent:
+    """Return an object without the level that Chat Completions has below its type; any other value as it is."""
+    if not isinstance(written.value, Mapping):
+        return written
+    kind = written["type"].value
+    if kind is None and ("function" in written.value or "name" in written.value):
         kind = "function"
-    inner = written.get(kind) if isinstance(kind, str) else None
-    if isinstance(inner, Mapping):
-        return {**inner, "type": kind}, f"{where}.{kind}"
-    return {**written, "type": kind}, where
+    inner = written[kind] if isinstance(kind, str) else written
+    holder = inner if isinstance(inner.value, Mapping) else written
+    return Sent({**holder.value, "type": kind}, holder.path)
 
 
 def echoed(written: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool as a response repeats it: what a function does not have is null there."""
-    tool, _ = unnested(written)
+    tool = unnested(Sent(written)).value
     absent = ("description", "parameters", "strict") if tool["type"] == "function" else ()
     return {**dict.fromkeys(absent), **tool}
 
@@ -66,7 +67,7 @@ class GrammarFormat(Lenient):
     @model_validator(mode="before")
     @classmethod
     def _unnested(cls, written: Any) -> Any:
-        return unnested(written)[0] if isinstance(written, Mapping) else written
+        return unnested(Sent(written)).value
 
 
 class FunctionTool(Lenient):
@@ -181,16 +182,11 @@ class Tools:
         strict: set[str] = set()
         grammars: dict[str, InputGrammar] = {}
         unknown: dict[str, None] = {}
-        for at, each in enumerate(written):
-            tool, where = _parsed(each, f"tools[{at}]")
+        for each in Sent(written, "tools").entries():
+            tool, where = _parsed(each)
             if isinstance(tool, str | NamespaceTool) and not leaves_out_others:
-                kind = tool if isinstance(tool, str) else tool.type
-                raise wrong_value(
-                    f"tools[{at}].type",
-                    kind,
-                    "only functions and custom tools can be called here.",
-                    "unsupported_value",
-                )
+                said = "only functions and custom tools can be called here."
+                raise each["type"].wrong_value(said, "unsupported_value")
             if isinstance(tool, str):
                 unknown[tool] = None
                 continue
@@ -198,14 +194,13 @@ class Tools:
             for place, name, flat_tool in _flat(tool, where):
                 unknown.update(dict.fromkeys(flat_tool.unknown))
                 flat = name.for_model
-                offer(functions, _function(name, flat_tool), f"{place}.name")
+                offer(functions, _function(name, flat_tool), place["name"].path)
                 if names.setdefault(flat, name) != name:
-                    raise refuse(
-                        f"{place}.name: to the model this tool is {excerpt(flat)}, and so is {paths[flat]}. Each tool "
-                        "needs a name of its own.",
-                        f"{place}.name",
+                    raise place["name"].refusal(
+                        f"to the model this tool is {excerpt(flat)}, and so is {paths[flat]}. Each tool needs a name "
+                        "of its own."
                     )
-                paths.setdefault(flat, place)
+                paths.setdefault(flat, place.path)
                 if isinstance(flat_tool, FunctionTool) and flat_tool.strict:
                     strict.add(flat)
                 if isinstance(flat_tool, CustomTool) and (grammar := _grammar(flat_tool, place)) is not None:
@@ -227,8 +222,9 @@ class Tools:
         """Return which of the tools may be called, and which must, for a `tool_choice`. Raises ApiError."""
         held = ToolChoice(strict=self.strict, input_grammars=self.grammars)
         none = ToolChoice(forbidden=True)
-        choice, where = unnested(value, "tool_choice") if isinstance(value, Mapping) else (value, "")
-        match choice:
+        sent = Sent(value, "tool_choice")
+        choice = unnested(sent)
+        match choice.value:
             case None | "auto":
                 return held
             case "none":
@@ -236,90 +232,72 @@ class Tools:
             case "required" | "any":
                 return replace(held, required=True)
             case {"type": "function" | "custom" as kind, "name": str(name)}:
-                return replace(held, name=self._flat(kind, name, choice, "tool_choice"))
-            case {"type": "allowed_tools", "tools": list(allowed)}:
-                mode = choice.get("mode", "auto")
-                if mode not in ("auto", "required"):
-                    raise wrong_value(f"{where}.mode", mode, "send auto or required.")
-                flat = frozenset(self._allowed(allowed, f"{where}.tools"))
-                is_required = mode == "required"
+                return replace(held, name=self._flat(kind, name, Sent(choice.value, sent.path)))
+            case {"type": "allowed_tools", "tools": list(), **rest}:
+                if rest.get("mode", "auto") not in ("auto", "required"):
+                    raise choice["mode"].wrong_value("send auto or required.")
+                flat = frozenset(self._allowed(choice["tools"].entries()))
+                is_required = rest.get("mode") == "required"
                 return replace(held, required=is_required, allowed=flat) if flat or is_required else none
             case {"type": str(kind)} if kind not in (*_KINDS, "allowed_tools"):
-                raise wrong_value(
-                    "tool_choice",
-                    value,
-                    f"a tool of type {excerpt(kind)} is not run here. Only functions "
-                    "and custom tools can be called.",
-                    "unsupported_value",
-                )
-        raise wrong_value(
-            "tool_choice",
-            value,
+                said = f"a tool of type {excerpt(kind)} is not run here. Only functions and custom tools can be called."
+                raise sent.wrong_value(said, "unsupported_value")
+        raise sent.wrong_value(
             'send "auto", "none", "required", a tool by its type and name, or a list '
-            "of such as allowed_tools with a mode and tools.",
+            "of such as allowed_tools with a mode and tools."
         )
 
-    def _allowed(self, allowed: Sequence[Any], where: str) -> Iterator[str]:
-        for at, written in enumerate(allowed):
-            place = f"{where}[{at}]"
-            match unnested(written)[0] if isinstance(written, Mapping) else written:
+    def _allowed(self, allowed: Sequence[Sent]) -> Iterator[str]:
+        for sent in allowed:
+            match unnested(sent).value:
                 case {"type": "function" | "custom" as kind, "name": str(name)} as each:
-                    yield self._flat(kind, name, each, place)
+                    yield self._flat(kind, name, Sent(each, sent.path))
                 case {"type": "namespace", "name": str(name)}:
                     yield from (flat for flat, tool in self.names.items() if tool.namespace == name)
                 case {"type": str(kind)} if kind not in _KINDS:  # it runs at OpenAI, and is left out here
                     pass
                 case _:
-                    raise refuse(
-                        f"{place}: must name a tool by its type and name; got {excerpt(written)}.", place
-                    )
+                    raise sent.refusal(f"must name a tool by its type and name; got {excerpt(sent.value)}.")
 
-    def _flat(self, kind: str, name: str, written: Mapping[str, Any], where: str) -> str:
+    def _flat(self, kind: str, name: str, written: Sent) -> str:
         """Return the name for the model of a tool that a choice names, with or without its namespace."""
-        namespace = written.get("namespace")
+        namespace = written["namespace"].value
         for flat, tool in self.names.items():
             is_meant = tool.name == name and (namespace is None or tool.namespace == namespace)
             if (is_meant or flat == name) and tool.is_custom == (kind == "custom"):
                 return flat
         known = ", ".join(tool.name for tool in self.names.values()) or "none"
-        raise refuse(
-            f"{where}: there is no {kind} tool {excerpt(name)} to call; the request's tools: {known}.", where
+        raise written.refusal(
+            f"there is no {kind} tool {excerpt(name)} to call; the request's tools: {known}."
         )
 
 
-def _parsed(written: Any, where: str) -> tuple[FunctionTool | CustomTool | NamespaceTool | str, str]:
-    """Return a tool, of one that is not known its type; and the path of its fields. Raises ApiError."""
-    if not isinstance(written, Mapping):
-        raise wrong_type(where, "an object", written)
-    written, path = unnested(written, where)
-    kind = written["type"]
+def _parsed(written: Sent) -> tuple[FunctionTool | CustomTool | NamespaceTool | str, Sent]:
+    """Return a tool, of one that is not known its type; and what holds its fields. Raises ApiError."""
+    if not isinstance(written.value, Mapping):
+        raise written.wrong_type("an object")
+    fields = unnested(written)
+    kind = fields.value["type"]
     if not isinstance(kind, str):
-        raise wrong_type(f"{where}.type", "a text", kind)
-    if kind not in _KINDS:
-        return kind, path
-    try:
-        return _KINDS[kind].model_validate(written), path
-    except ValidationError as error:
-        refuse_invalid(error, path)
+        raise written["type"].wrong_type("a text")
+    return (fields.parsed(_KINDS[kind]) if kind in _KINDS else kind), fields
 
 
 def _flat(
-    tool: FunctionTool | CustomTool | NamespaceTool, where: str
-) -> Iterator[tuple[str, ToolName, FunctionTool | CustomTool]]:
+    tool: FunctionTool | CustomTool | NamespaceTool, written: Sent
+) -> Iterator[tuple[Sent, ToolName, FunctionTool | CustomTool]]:
+    """Yield a tool, or those in a namespace, with what holds its fields."""
     if not isinstance(tool, NamespaceTool):
-        yield where, ToolName(tool.name, None, isinstance(tool, CustomTool)), tool
+        yield written, ToolName(tool.name, None, isinstance(tool, CustomTool)), tool
         return
-    for at, written in enumerate(tool.tools):
-        each, place = _parsed(written, f"{where}.tools[{at}]")
+    for at, inner in enumerate(written["tools"].entries()):
+        each, fields = _parsed(inner)
         if not isinstance(each, FunctionTool | CustomTool):
-            raise refuse(
-                f"{where}.tools[{at}]: only functions and custom tools can be in a namespace.",
-                f"{where}.tools[{at}]",
-            )
+            raise inner.refusal("only functions and custom tools can be in a namespace.")
         if at == 0 and tool.description:
             said = "\n\n".join(filter(None, (tool.description, each.description)))
             each = each.model_copy(update={"description": said})
-        yield place, ToolName(each.name, tool.name, isinstance(each, CustomTool)), each
+        yield fields, ToolName(each.name, tool.name, isinstance(each, CustomTool)), each
 
 
 def _function(name: ToolName, tool: FunctionTool | CustomTool) -> dict[str, Any]:
@@ -342,19 +320,14 @@ def _function(name: ToolName, tool: FunctionTool | CustomTool) -> dict[str, Any]
     return {"type": "function", "function": function}
 
 
-def _grammar(tool: CustomTool, where: str) -> InputGrammar | None:
+def _grammar(tool: CustomTool, place: Sent) -> InputGrammar | None:
     written = tool.format
     if written is None or written.type == "text":
         return None
     if written.syntax is None or not written.definition:
-        raise refuse(
-            f"{where}.format: a grammar needs syntax (lark or regex) and definition.", f"{where}.format"
-        )
+        raise place["format"].refusal("a grammar needs syntax (lark or regex) and definition.")
     return InputGrammar(
-        parameter=INPUT,
-        syntax=written.syntax,
-        definition=written.definition,
-        field=f"{where}.format",
+        parameter=INPUT, syntax=written.syntax, definition=written.definition, field=place["format"].path
     )
 
 

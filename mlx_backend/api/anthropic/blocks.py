@@ -14,22 +14,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.anthropic.tools import ClientTool
-from mlx_backend.api.errors import refuse, wrong_type, wrong_value
-from mlx_backend.api.fields import text_of
+from mlx_backend.api.errors import refuse
 from mlx_backend.api.reply_fields import offer
 from mlx_backend.api.sealed_reasoning import NotSealedHere, unseal
-from mlx_backend.conversation.json_values import excerpt, json_type
+from mlx_backend.api.sent import Sent
+from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.conversation.message_parts import REASONING_CONTENT
 from mlx_backend.images import Detail, ImageSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-_ROLES = ("user", "assistant", "system")
+    from mlx_backend.api.errors import ApiError
+
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 """A line that a client adds to its instructions for its own server. It would differ from session to session."""
 
@@ -38,26 +38,16 @@ _BRIEF = "next_user_message"
 """When a system message is no longer shown that is for one turn."""
 
 
-def as_object(holder: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
-    """Return a field that is an object, or an empty one. Raises ApiError."""
-    value = holder.get(name)
-    if value is not None and not isinstance(value, Mapping):
-        path = f"{where}.{name}" if where else name
-        raise wrong_type(path, "an object", value)
-    return value or {}
-
-
-def system_text(system: str | Sequence[Any] | None) -> str:
+def system_text(system: Sent) -> str:
     """Return the instructions, without what is not meant for a model. Raises ApiError."""
-    blocks = [{"text": system}] if isinstance(system, str) else system or ()
-    texts = [_instruction(block, f"system[{at}]") for at, block in enumerate(blocks)]
-    return "\n\n".join(filter(None, texts))
+    return "\n\n".join(filter(None, map(_instruction, _blocks(system))))
 
 
-def _instruction(block: Any, where: str) -> str:
-    if not isinstance(block, Mapping) or not isinstance(block.get("text"), str):
-        raise refuse(f"{where}: must be a block with a text; got {excerpt(block)}.", where)
-    return _BILLING.sub("", block["text"])
+def _instruction(block: Sent) -> str:
+    text = block["text"].value
+    if not isinstance(text, str):
+        raise block.refusal(f"must be a block with a text; got {excerpt(block.value)}.")
+    return _BILLING.sub("", text)
 
 
 class BlockConversation:
@@ -77,65 +67,57 @@ class BlockConversation:
         self.removed: set[str] = set()
         self.effort: Any = None
 
-    def add_all(self, messages: Sequence[Any]) -> None:
+    def add_all(self, messages: Sequence[Sent]) -> None:
         """Add messages. Raises the ApiError that says what is wrong with one of them."""
-        users = [
-            at for at, each in enumerate(messages) if isinstance(each, Mapping) and each.get("role") == "user"
-        ]
-        last = max(users, default=-1)
+        last = max((at for at, each in enumerate(messages) if each["role"].value == "user"), default=-1)
         for at, message in enumerate(messages):
-            is_brief = isinstance(message, Mapping) and message.get("clear_at") == _BRIEF
-            if not (is_brief and message.get("role") == "system" and at < last):
-                self.add(message, f"messages[{at}]")
+            is_brief = message["role"].value == "system" and message["clear_at"].value == _BRIEF
+            if not is_brief or at > last:
+                self.add(message)
 
-    def add(self, message: Any, where: str) -> None:
-        """Add a message; `where` is its path. Raises ApiError."""
-        if not isinstance(message, Mapping):
-            raise refuse(f"{where}: a message must be an object, not {json_type(message)}.", where)
-        role, content = message.get("role"), message.get("content")
-        if role not in _ROLES:
-            raise wrong_value(f"{where}.role", role, "must be user, assistant or system.")
-        place = f"{where}.content"
-        blocks = _blocks(content, place)
-        if role == "assistant":
-            self._add_own(blocks, place)
-        elif role == "system":
-            self._add_system(message, blocks, where)
-        else:
-            self._add_users(blocks, place)
+    def add(self, message: Sent) -> None:
+        """Add a message. Raises ApiError."""
+        match message.checked_object("a message")["role"]:
+            case Sent("assistant"):
+                self._add_own(_blocks(message["content"]))
+            case Sent("system"):
+                self._add_system(message, _blocks(message["content"]))
+            case Sent("user"):
+                self._add_users(_blocks(message["content"]))
+            case role:
+                raise role.wrong_value("must be user, assistant or system.")
 
-    def _add_system(self, message: Mapping[str, Any], blocks: Sequence[Any], where: str) -> None:
-        if (clear_at := message.get("clear_at")) not in (None, "never", _BRIEF):
-            raise wrong_value(f"{where}.clear_at", clear_at, f"must be never or {_BRIEF}.")
-        effort = as_object(message, "output_config", where).get("effort")
+    def _add_system(self, message: Sent, blocks: Sequence[Sent]) -> None:
+        if (clear_at := message["clear_at"]).value not in (None, "never", _BRIEF):
+            raise clear_at.wrong_value(f"must be never or {_BRIEF}.")
+        effort = message["output_config"].object_or_empty().get("effort")
         self.effort = self.effort if effort is None else effort
         texts = []
-        for at, block in enumerate(blocks):
-            place = f"{where}.content[{at}]"
-            match _kind(block, place):
+        for block in blocks:
+            match _kind(block):
                 case "tool_addition":
-                    texts.append(self._addition(block.get("tool"), f"{place}.tool"))
+                    texts.append(self._addition(block["tool"]))
                 case "tool_removal":
-                    name = self._known_name(block.get("tool"), "name", f"{place}.tool")
+                    name = self._known_name(block["tool"]["name"])
                     self.removed.add(name)
                     texts.append(f"This tool cannot be called any more: {name}")
                 case _:
-                    texts.append(_instruction(block, place))
+                    texts.append(_instruction(block))
         if text := "\n\n".join(filter(None, texts)):
             self.messages.append({"role": "system", "content": text})
 
-    def _addition(self, tool: Any, where: str) -> str:
-        match tool:
-            case {"type": "tool_definition", "definition": definition}:
-                place = f"{where}.definition"
-                added = ClientTool.parse(definition, place)
+    def _addition(self, tool: Sent) -> str:
+        match tool.value:
+            case {"type": "tool_definition", "definition": _}:
+                definition = tool["definition"]
+                added = definition.parsed(ClientTool)
                 if added.is_hosted:
-                    raise refuse(f"{place}.type = {excerpt(added.type)}: this server runs no tools.", place)
-                offer(self.tools, added.as_function(), f"{place}.name")
+                    raise definition["type"].wrong_value("this server runs no tools.")
+                offer(self.tools, added.as_function(), definition["name"].path)
                 self.added.add(added.name)
                 return self._definition(added.name)
             case _:
-                return self._definition(self._known_name(tool, "name", where))
+                return self._definition(self._known_name(tool["name"]))
 
     def _definition(self, name: str) -> str:
         """Return that a tool can be called; its definition once, or a short body would be a text of any length."""
@@ -146,125 +128,113 @@ class BlockConversation:
         definition = json.dumps(self.tools[name]["function"], ensure_ascii=False)
         return f"This tool can be called now: {definition}"
 
-    def _known_name(self, reference: Any, field: str, where: str) -> str:
+    def _known_name(self, name: Sent) -> str:
         """Return the name of a tool that a block refers to. Raises ApiError where there is none of that name."""
-        name = reference.get(field) if isinstance(reference, Mapping) else None
-        if not isinstance(name, str) or name not in self.tools:
-            raise wrong_value(f"{where}.{field}", name, "there is no such tool in this request's tools.")
-        return name
+        if not isinstance(name.value, str) or name.value not in self.tools:
+            raise name.wrong_value("there is no such tool in this request's tools.")
+        return name.value
 
-    def _add_own(self, blocks: Sequence[Any], where: str) -> None:
+    def _add_own(self, blocks: Sequence[Sent]) -> None:
         message: dict[str, Any] = {"role": "assistant"}
         texts: list[str] = []
         reasoning: list[str] = []
-        for at, block in enumerate(blocks):
-            place = f"{where}[{at}]"
-            match _kind(block, place):
+        for block in blocks:
+            match _kind(block):
                 case "text":
-                    texts.append(text_of(block, "text", place))
+                    texts.append(block["text"].text())
                 case "thinking" | "redacted_thinking":
-                    reasoning.append(_reasoning(block, place))
+                    reasoning.append(_reasoning(block))
                 case "tool_use":
-                    call = {"name": text_of(block, "name", place), "arguments": _arguments(block, place)}
-                    written = {"id": text_of(block, "id", place), "type": "function", "function": call}
+                    call = {"name": block["name"].text(), "arguments": _arguments(block["input"])}
+                    written = {"id": block["id"].text(), "type": "function", "function": call}
                     message.setdefault("tool_calls", []).append(written)
-                case kind:
-                    _refuse_kind(kind, "an assistant's message", place)
+                case _:
+                    raise _unknown(block, "an assistant's message")
         if any(reasoning):
             message[REASONING_CONTENT] = "\n\n".join(filter(None, reasoning))
         if texts or "tool_calls" not in message:
             message["content"] = "".join(texts)
         self.messages.append(message)
 
-    def _add_users(self, blocks: Sequence[Any], where: str) -> None:
+    def _add_users(self, blocks: Sequence[Sent]) -> None:
         parts: list[dict[str, Any]] = []
-        for at, block in enumerate(blocks):
-            place = f"{where}[{at}]"
-            if _kind(block, place) == "tool_result":
-                content = self._result(block, place)
-                call_id = text_of(block, "tool_use_id", place)
+        for block in blocks:
+            if _kind(block) == "tool_result":
+                content = self._result(block)
+                call_id = block["tool_use_id"].text()
                 self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
             else:
-                parts += self._parts(block, place, "a user's message")
+                parts += self._parts(block, "a user's message")
         if parts:
             self.messages.append({"role": "user", "content": _joined(parts)})
 
-    def _result(self, block: Mapping[str, Any], where: str) -> Any:
-        place = f"{where}.content"
-        parts = [
-            part
-            for at, each in enumerate(_blocks(block.get("content"), place))
-            for part in self._parts(each, f"{place}[{at}]", "a tool's result")
-        ]
-        if block.get("is_error") is True and not _says_error(parts):
-            parts = [{"type": "text", "text": "Error: "}, *parts]
+    def _result(self, block: Sent) -> Any:
+        parts = self._all_parts(_blocks(block["content"]), "a tool's result")
+        if block["is_error"].value is True and not _says_error(parts):
+            parts = [_text("Error: "), *parts]
         return _joined(parts)
 
-    def _parts(self, block: Any, where: str, holder: str) -> list[dict[str, Any]]:
-        match _kind(block, where):
-            case "text":
-                return [{"type": "text", "text": text_of(block, "text", where)}]
-            case "image":
-                return [self._image(block, where)]
-            case "document":
-                return self._document(block, where)
-            case "search_result":
-                title, content = block.get("title"), block.get("content")
-                found = content if isinstance(content, list) else []
-                texts = [each.get("text") for each in found if isinstance(each, Mapping)]
-                said = [text for text in (title, *texts) if isinstance(text, str)]
-                return [{"type": "text", "text": "\n".join(said)}]
-            case "tool_reference":
-                text = self._definition(self._known_name(block, "tool_name", where))
-                return [{"type": "text", "text": text}]
-            case kind:
-                _refuse_kind(kind, holder, where)
-        return []
+    def _all_parts(self, blocks: Sequence[Sent], holder: str) -> list[dict[str, Any]]:
+        return [part for block in blocks for part in self._parts(block, holder)]
 
-    def _image(self, block: Mapping[str, Any], where: str) -> dict[str, Any]:
-        match block.get("source"):
-            case {"type": "base64", "data": str(data), **source} if data:
+    def _parts(self, block: Sent, holder: str) -> list[dict[str, Any]]:
+        match _kind(block):
+            case "text":
+                return [_text(block["text"].text())]
+            case "image":
+                return [self._image(block)]
+            case "document":
+                return self._document(block)
+            case "search_result":
+                found = (block["title"], *(each["text"] for each in block["content"].entries()))
+                return [_text("\n".join(each.value for each in found if isinstance(each.value, str)))]
+            case "tool_reference":
+                return [_text(self._definition(self._known_name(block["tool_name"])))]
+            case _:
+                raise _unknown(block, holder)
+
+    def _image(self, block: Sent) -> dict[str, Any]:
+        match block["source"]:
+            case Sent({"type": "base64", "data": str(data), **source}) if data:
                 url = f"data:{source.get('media_type') or 'image/png'};base64,{data}"
-            case {"type": "url", "url": str(url)} if url:
+            case Sent({"type": "url", "url": str(url)}) if url:
                 pass
             case other:
-                raise wrong_value(
-                    f"{where}.source",
-                    other,
+                raise other.wrong_value(
                     "send "
                     '{"type": "base64", "media_type": "image/png", "data": …} or {"type": "url", "url": …}.',
                     "invalid_image",
                 )
-        self.images.append(ImageSource(where=where, url=url, detail=Detail.AUTO))
+        self.images.append(ImageSource(where=block.path, url=url, detail=Detail.AUTO))
         return {"type": "image", "image": len(self.images) - 1}
 
-    def _document(self, block: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-        head = [f"# {block['title']}\n\n"] if isinstance(block.get("title"), str) else []
-        match block.get("source"):
-            case {"type": "text", "data": str(text)}:
-                return [{"type": "text", "text": "".join([*head, text])}]
-            case {"type": "content", "content": str(text)}:
-                return [{"type": "text", "text": "".join([*head, text])}]
-            case {"type": "content", "content": list(content)}:
-                return [
-                    part
-                    for at, each in enumerate(content)
-                    for part in self._parts(each, f"{where}.source.content[{at}]", "a document")
-                ]
+    def _document(self, block: Sent) -> list[dict[str, Any]]:
+        title, source = block["title"].value, block["source"]
+        head = f"# {title}\n\n" if isinstance(title, str) else ""
+        match source.value:
+            case {"type": "text", "data": str(text)} | {"type": "content", "content": str(text)}:
+                return [_text(head + text)]
+            case {"type": "content", "content": list()}:
+                return self._all_parts(source["content"].entries(), "a document")
         raise refuse(
             "This model cannot open files. Send the document's text as a source of type text, or its pages as images.",
-            f"{where}.source",
+            source.path,
             "unsupported_content",
         )
 
 
-def _blocks(content: Any, where: str) -> Sequence[Any]:
+def _blocks(content: Sent) -> Sequence[Sent]:
     """Return a content as blocks: a text is one."""
-    if content is None or isinstance(content, str):
-        return [{"type": "text", "text": content or ""}]
-    if not isinstance(content, list):
-        raise wrong_type(where, "a text or a list of blocks", content)
-    return content
+    match content.value:
+        case None | str():
+            return Sent([_text(content.value or "")], content.path).entries()
+        case list():
+            return content.entries()
+    raise content.wrong_type("a text or a list of blocks")
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _joined(parts: list[dict[str, Any]]) -> Any:
@@ -278,50 +248,44 @@ def _says_error(parts: Sequence[Mapping[str, Any]]) -> bool:
     return bool(parts) and str(parts[0].get("text", "")).lower().startswith("error")
 
 
-def _kind(block: Any, where: str) -> str:
-    if not isinstance(block, Mapping):
-        raise refuse(f"{where}: a block must be an object, not {json_type(block)}.", where)
-    kind = block.get("type")
-    if not isinstance(kind, str):
-        raise wrong_type(f"{where}.type", "a text", kind)
-    return kind
+def _kind(block: Sent) -> str:
+    match block.checked_object("a block")["type"]:
+        case Sent(str(kind)):
+            return kind
+        case other:
+            raise other.wrong_type("a text")
 
 
-def _refuse_kind(kind: str, holder: str, where: str) -> None:
-    raise wrong_value(
-        f"{where}.type", kind, f"there is no such block in {holder} here. Remove it.", "unsupported_content"
-    )
+def _unknown(block: Sent, holder: str) -> ApiError:
+    remedy = f"there is no such block in {holder} here. Remove it."
+    return block["type"].wrong_value(remedy, "unsupported_content")
 
 
-def _reasoning(block: Mapping[str, Any], where: str) -> str:
+def _reasoning(block: Sent) -> str:
     """Return the reasoning of a block: its text, or what its signature holds where that was left out."""
-    is_redacted = block["type"] == "redacted_thinking"
+    kind = block["type"].value
+    is_redacted = kind == "redacted_thinking"
     field = "data" if is_redacted else "signature"
-    sealed, text = block.get(field), "" if is_redacted else block.get("thinking")
+    sealed, text = block[field], "" if is_redacted else block["thinking"].value
     if not isinstance(text, str):
-        raise wrong_type(f"{where}.thinking", "a text", text)
-    if sealed is None or sealed == "":  # a client that has not kept it
+        raise block["thinking"].wrong_type("a text")
+    if sealed.value is None or sealed.value == "":  # a client that has not kept it
         return text
-    if not isinstance(sealed, str):
-        raise wrong_type(f"{where}.{field}", "a text", sealed)
+    if not isinstance(sealed.value, str):
+        raise sealed.wrong_type("a text")
     try:
-        return unseal(sealed, text)
+        return unseal(sealed.value, text)
     except NotSealedHere:
         # By these words a client knows that it has to leave such blocks out: another server has made them.
         raise refuse(
-            f"Invalid `{field}` in `{block['type']}` block: it was not made by this server, or its text was "
+            f"Invalid `{field}` in `{kind}` block: it was not made by this server, or its text was "
             "changed. Leave the block out.",
-            f"{where}.{field}",
+            sealed.path,
             "invalid_signature",
         ) from None
 
 
-def _arguments(block: Mapping[str, Any], where: str) -> str:
-    given = block.get("input")
-    if given is None:
-        return "{}"
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, Mapping):
-        raise wrong_type(f"{where}.input", "an object", given)
-    return json.dumps(given, ensure_ascii=False)
+def _arguments(given: Sent) -> str:
+    if isinstance(given.value, str):
+        return given.value
+    return json.dumps(given.object_or_empty(), ensure_ascii=False)

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
 
-from mlx_backend.api.anthropic.blocks import BlockConversation, as_object, system_text
+from mlx_backend.api.anthropic.blocks import BlockConversation, system_text
 from mlx_backend.api.anthropic.objects import OutputConfig, ThinkingConfig
 from mlx_backend.api.anthropic.tools import ClientTool  # noqa: TC001 (read at run time)
-from mlx_backend.api.errors import refuse, wrong_value
+from mlx_backend.api.errors import refuse
 from mlx_backend.api.fields import Refusals, is_one_of
 from mlx_backend.api.openai.objects import EFFORT_FIELDS
 from mlx_backend.api.reply_fields import ConversationBody, Limit, accepts, as_stop_strings, offer
+from mlx_backend.api.sent import Sent
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
 from mlx_backend.conversation.result_media import with_media_as_parts
 from mlx_backend.settings import SAMPLING
@@ -75,9 +76,9 @@ class MessagesBody(ConversationBody):
     def request(self) -> ChatRequest:
         """Return the request for the chat service. Raises ApiError."""
         conversation = BlockConversation(self._functions())
-        if system := system_text(self.system):
+        if system := system_text(Sent(self.system, "system")):
             conversation.messages.append({"role": "system", "content": system})
-        conversation.add_all(self.messages)
+        conversation.add_all(Sent(self.messages, "messages").entries())
         if not conversation.messages:
             raise refuse("messages is empty: send at least one.", "messages")
         paths = {tool.name: f"tools[{at}]" for at, tool in enumerate(self.tools or ())}
@@ -118,13 +119,11 @@ class MessagesBody(ConversationBody):
             offer(found, tool.as_function(), f"tools[{at}].name")
         return found
 
-    def _choice_type(self) -> Any:
-        return (self.tool_choice or {}).get("type", "auto")
-
     def _tool_choice(self, offered: Sequence[str], *, is_restricted: bool) -> ToolChoice:
         strict = frozenset(tool.name for tool in self.tools or () if tool.strict and tool.name in offered)
         allowed = frozenset(offered) if is_restricted else None
-        match self._choice_type():
+        choice = Sent({"type": "auto", **(self.tool_choice or {})}, "tool_choice")
+        match choice["type"].value:
             case "auto":
                 return ToolChoice(strict=strict, allowed=allowed)
             case "none":
@@ -132,37 +131,32 @@ class MessagesBody(ConversationBody):
             case "any":
                 return ToolChoice(required=True, strict=strict, allowed=allowed)
             case "tool":
-                name = (self.tool_choice or {}).get("name")
-                if name not in offered:
+                if (name := choice["name"]).value not in offered:
                     known = ", ".join(offered) or "none"
-                    raise wrong_value(
-                        "tool_choice.name",
-                        name,
-                        f"there is no such tool to call; the request's tools: {known}.",
-                    )
-                return ToolChoice(name=name, strict=strict)
-            case kind:
-                raise wrong_value("tool_choice.type", kind, "must be auto, any, tool or none.")
+                    raise name.wrong_value(f"there is no such tool to call; the request's tools: {known}.")
+                return ToolChoice(name=name.value, strict=strict)
+            case _:
+                raise choice["type"].wrong_value("must be auto, any, tool or none.")
 
     def _answer_format(self) -> AnswerFormat | None:
-        config = self.written.get("output_config")
-        nested = config.get("format") if isinstance(config, Mapping) else None
-        field = "output_config.format" if nested is not None else "output_format"
-        match nested if nested is not None else self.output_format:
+        written = Sent(self.written)
+        nested = written["output_config"]["format"]
+        wanted = nested if nested.value is not None else written["output_format"]
+        match wanted.value:
             case None:
                 return None
             case {"type": "json_schema", "schema": dict(schema)}:
-                return AnswerFormat(kind="json_schema", value=schema, strict=True, field=field)
-            case value:
-                raise wrong_value(field, value, 'send {"type": "json_schema", "schema": …}.')
+                return AnswerFormat(kind="json_schema", value=schema, strict=True, field=wanted.path)
+        raise wanted.wrong_value('send {"type": "json_schema", "schema": …}.')
 
 
 def _effort_fields(written: Mapping[str, Any], effort: Any) -> dict[str, Any]:
     """Return one statement of the effort: what a message asks for, and none where thinking is off."""
-    thinking, config = as_object(written, "thinking"), dict(as_object(written, "output_config"))
-    kind = thinking.get("type")
+    thinking = Sent(written.get("thinking"), "thinking")
+    kind = thinking.object_or_empty().get("type")
+    config = dict(Sent(written.get("output_config"), "output_config").object_or_empty())
     if kind not in (None, "enabled", "adaptive", "disabled", "between_tools"):
-        raise wrong_value("thinking.type", kind, "must be enabled, adaptive, disabled or between_tools.")
+        raise thinking["type"].wrong_value("must be enabled, adaptive, disabled or between_tools.")
     if effort is not None:
         config["effort"] = effort
     # Between tools it is off, too: what is written there is no more than a line about what comes next.

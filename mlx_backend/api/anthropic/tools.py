@@ -9,11 +9,11 @@ A type ends in the date of its version.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from mlx_backend.api.fields import Lenient, refuse_invalid
+from mlx_backend.api.fields import Lenient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,14 +66,6 @@ class ClientTool(Lenient):
     cache_control: dict[str, Any] | None = None
     """All is cached, and arguments are always streamed as they are written."""
     eager_input_streaming: bool | None = None
-
-    @classmethod
-    def parse(cls, definition: Any, where: str) -> Self:
-        """Validate a definition. Raises the ApiError that names what is wrong with it."""
-        try:
-            return cls.model_validate(definition)
-        except ValidationError as error:
-            refuse_invalid(error, where)
 
     @property
     def is_hosted(self) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator
 from pydantic_core import PydanticCustomError
 
-from mlx_backend.api.errors import refuse, wrong_type
+from mlx_backend.api.errors import refuse
 from mlx_backend.api.fields import Body, Refusals, is_empty
 from mlx_backend.api.openai.chat_body import take_images
 from mlx_backend.api.openai.objects import EFFORT_FIELDS, DescribedAs, StopInput, ToolChoiceInput, ToolInput
@@ -30,9 +30,9 @@ from mlx_backend.api.reply_fields import (
     as_stop_strings,
     as_whole,
 )
+from mlx_backend.api.sent import Sent
 from mlx_backend.api.tools import Tools
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, CompletionRequest
-from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.conversation.result_media import with_media_as_parts
 from mlx_backend.settings import SAMPLING
 
@@ -194,8 +194,7 @@ class OllamaChatBody(OllamaBody):
     def request(self) -> ChatRequest:
         """Return the request for the chat service."""
         tools = self.tools or Tools()
-        messages = self.messages or []
-        messages, images = _conversation(messages, [f"messages[{at}]." for at in range(len(messages))])
+        messages, images = _conversation(Sent(self.messages, "messages").entries())
         return ChatRequest(
             messages=messages,
             images=images,
@@ -248,7 +247,7 @@ class GenerateBody(OllamaBody):
             return self._completion()
         system = [{"role": "system", "content": self.system}] if self.system else []
         user = {"role": "user", "content": self.prompt or "", "images": self.images}
-        messages, images = _conversation([*system, user], ["", ""])
+        messages, images = _conversation([Sent(message) for message in (*system, user)])
         return ChatRequest(messages=messages, images=images, **self._reply())
 
     def _completion(self) -> CompletionRequest:
@@ -272,41 +271,37 @@ class GenerateBody(OllamaBody):
         return {"response": text, **more}
 
 
-def _conversation(messages: Sequence[Any], places: Sequence[str]) -> tuple[list[Any], list[ImageSource]]:
-    """Return the messages as the chat service takes them, and their images; `places` are the messages' paths."""
-    taken = [_message(message, place) for message, place in zip(messages, places, strict=False)]
-    shown, sources = take_images(with_media_as_parts(taken))
-    images = []
-    for source in sources:
-        found = re.fullmatch(r"messages\[(\d+)\]\.content\[(\d+)\]", source.where)
-        if found and isinstance(messages[int(found[1])], Mapping) and messages[int(found[1])].get("images"):
-            source = replace(source, where=f"{places[int(found[1])]}images[{found[2]}]")
-        images.append(source)
-    return shown, images
+def _conversation(messages: Sequence[Sent]) -> tuple[list[Any], list[ImageSource]]:
+    """Return the messages as the chat service takes them, and their images."""
+    shown, sources = take_images(with_media_as_parts([_message(message) for message in messages]))
+    places = {
+        f"messages[{index}].content[{at}]": image.path
+        for index, message in enumerate(messages)
+        for at, image in enumerate(message["images"].entries())
+    }
+    return shown, [replace(source, where=places.get(source.where, source.where)) for source in sources]
 
 
-def _message(message: Any, place: str) -> Any:
+def _message(message: Sent) -> Any:
     """Return a message with its images as parts, before its text, and a tool's name where the others have it."""
-    if not isinstance(message, Mapping):
-        return message
-    content, images = message.get("content"), message.get("images")
-    if not (content is None or isinstance(content, str)):
-        raise wrong_type(f"{place}content", "a text", content)
-    taken = {key: value for key, value in message.items() if key not in ("images", "tool_name")}
-    if message.get("tool_name") is not None:
-        taken["name"] = message["tool_name"]
-    if not images:
+    if not isinstance(message.value, Mapping):
+        return message.value
+    content, images, tool_name = message["content"], message["images"], message["tool_name"].value
+    if not isinstance(content.value, str | None):
+        raise content.wrong_type("a text")
+    taken = {key: value for key, value in message.value.items() if key not in ("images", "tool_name")}
+    if tool_name is not None:
+        taken["name"] = tool_name
+    if not images.value:
         return taken
-    if not isinstance(images, list):
-        raise wrong_type(f"{place}images", "a list", images)
-    parts: list[dict[str, Any]] = []
-    for at, image in enumerate(images):
-        if not isinstance(image, str) or not image:
-            raise refuse(
-                f"{place}images[{at}]: must be a file in base64, not {excerpt(image)}.",
-                f"{place}images[{at}]",
-                "invalid_image",
-            )
-        url = image if image.startswith("data:") else f"data:image/png;base64,{image}"
-        parts.append({"type": "image_url", "image_url": {"url": url}})
-    return {**taken, "content": [*parts, {"type": "text", "text": content or ""}]}
+    if not isinstance(images.value, list):
+        raise images.wrong_type("a list")
+    text = {"type": "text", "text": content.value or ""}
+    return {**taken, "content": [*map(_image, images.entries()), text]}
+
+
+def _image(image: Sent) -> dict[str, Any]:
+    if not isinstance(image.value, str) or not image.value:
+        raise image.unlike("a file in base64", "invalid_image")
+    url = image.value if image.value.startswith("data:") else f"data:image/png;base64,{image.value}"
+    return {"type": "image_url", "image_url": {"url": url}}

@@ -12,6 +12,7 @@ from mlx_backend.api.ollama.base import nanoseconds
 from mlx_backend.api.ollama.body import KeptBody, Options
 from mlx_backend.api.openai.embeddings import as_texts
 from mlx_backend.api.reading import ReadingBody, ReadingCall
+from mlx_backend.api.sent import Sent
 from mlx_backend.embedding.embedder import EmbeddingRequest
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class EmbedBody(_EmbedBody):
     def request(self) -> EmbeddingRequest:
         """Return the request for the embedding service."""
         return EmbeddingRequest(
-            texts=as_texts(self.input, "input"),
+            texts=as_texts(Sent(self.input, "input")),
             role=None,
             dimensions=self.dimensions,
             truncate_to=None if self.truncate is False else 0,
@@ -65,7 +66,7 @@ class PromptBody(_EmbedBody):
 
     def request(self) -> EmbeddingRequest:
         """Return the request for the embedding service."""
-        return EmbeddingRequest(texts=as_texts(self.prompt, "prompt"), role=None, truncate_to=0)
+        return EmbeddingRequest(texts=as_texts(Sent(self.prompt, "prompt")), role=None, truncate_to=0)
 
     def answer(self, _model: str, results: Sequence[array[float]], _tokens: int) -> Mapping[str, Any]:
         """Return the vector of the text."""

@@ -29,6 +29,7 @@ from mlx_backend.api.openai.objects import (
     ToolInput,
 )
 from mlx_backend.api.reply_fields import ConversationBody, accepts, as_json, as_whole
+from mlx_backend.api.sent import Sent
 from mlx_backend.api.tools import Tools, input_as_arguments
 from mlx_backend.chat.request import AnswerFormat, ChatRequest
 from mlx_backend.conversation.json_values import excerpt, json_type, unwrapped_schema
@@ -51,53 +52,45 @@ def take_images(messages: Sequence[Any]) -> tuple[list[Any], list[ImageSource]]:
     """Return the messages with a number for each image, and the images. Changes nothing in place. Raises ApiError."""
     sources: list[ImageSource] = []
     taken: list[Any] = []
-    for index, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, list) or not any(map(_is_image, content)):
-            taken.append(message)
+    for message in Sent(messages, "messages").entries():
+        parts = message["content"].entries()
+        images = [part for part in parts if part["type"].value in IMAGE_PART_TYPES]
+        if not images:
+            taken.append(message.value)
             continue
-        if (role := message.get("role")) not in _ROLES:
-            at = next(at for at, part in enumerate(content) if _is_image(part))
+        if (role := message["role"].value) not in _ROLES:
             raise refuse(
                 f"An image stands in a message of the role {excerpt(role)}: only users' messages and tools' results "
                 "can show one.",
-                f"messages[{index}].content[{at}]",
+                images[0].path,
                 "unsupported_content",
             )
-        parts: list[Any] = []
-        for at, part in enumerate(content):
-            if _is_image(part):
-                sources.append(image_source(part, f"messages[{index}].content[{at}]"))
-                part = {"type": "image", "image": len(sources) - 1}
-            parts.append(part)
-        taken.append({**message, "content": parts})
+        numbers = {part.path: len(sources) + at for at, part in enumerate(images)}
+        sources += map(image_source, images)
+        content = [
+            {"type": "image", "image": numbers[part.path]} if part.path in numbers else part.value
+            for part in parts
+        ]
+        taken.append({**message.value, "content": content})
     return taken, sources
 
 
-def _is_image(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") in IMAGE_PART_TYPES
-
-
-def image_source(part: Mapping[str, Any], where: str) -> ImageSource:
+def image_source(part: Sent) -> ImageSource:
     """Return where a part's image is. Raises the ApiError that says what is wrong with it."""
-    written = part.get("image_url")
-    url, detail = (
-        (written.get("url"), written.get("detail"))
-        if isinstance(written, Mapping)
-        else (written, part.get("detail"))
-    )
+    image = part["image_url"]
+    is_nested = isinstance(image.value, Mapping)
+    url, detail = image["url"].value if is_nested else image.value, (image if is_nested else part)["detail"]
     if not isinstance(url, str) or not url:
         found = "is empty" if url == "" else "is missing" if url is None else f"is {json_type(url)}"
-        what = "Files are not stored here" if part.get("file_id") else f"The address of an image {found}"
-        raise refuse(f"{what}. {IMAGE_FORM}", f"{where}.image_url", "invalid_image")
+        is_file = part["file_id"].value
+        what = "Files are not stored here" if is_file else f"The address of an image {found}"
+        raise refuse(f"{what}. {IMAGE_FORM}", image.path, "invalid_image")
     try:
-        wanted = Detail.AUTO if detail in (None, "original") else Detail(detail)
+        wanted = Detail.AUTO if detail.value in (None, "original") else Detail(detail.value)
     except ValueError:
-        raise refuse(
-            f"An image's detail is {excerpt(detail)}: send low, high or auto.",
-            f"{where}.image_url.detail" if isinstance(written, Mapping) else f"{where}.detail",
-        ) from None
-    return ImageSource(where=where, url=url, detail=wanted)
+        said = f"An image's detail is {excerpt(detail.value)}: send low, high or auto."
+        raise refuse(said, detail.path) from None
+    return ImageSource(where=part.path, url=url, detail=wanted)
 
 
 def with_function_calls(message: Any) -> Any:
@@ -305,20 +298,18 @@ class ChatBody(ConversationBody, GenerationBody):
 
 def _check_contents(messages: Sequence[Any]) -> None:
     """Raise the ApiError for a content that is no text, or that no model here can be shown."""
-    for i, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, dict) else None
-        where = f"messages[{i}].content"
+    for message in Sent(messages, "messages").entries():
+        content = message["content"]
         # Where a tool's result is no text, it is shown as JSON.
-        is_result = isinstance(message, dict) and message.get("role") in ("tool", "function")
-        if not (is_result or isinstance(content, list) or _has_text(content)):
-            raise refuse(f"{where}: must be a text or a list of parts; got {excerpt(content)}.", where)
-        for j, part in enumerate(content if isinstance(content, list) else ()):
-            part_type = part.get("type", "text") if isinstance(part, dict) else "text"
+        is_result = message["role"].value in ("tool", "function")
+        if not (is_result or isinstance(content.value, list) or _has_text(content.value)):
+            raise content.refusal(f"must be a text or a list of parts; got {excerpt(content.value)}.")
+        for part in content.entries():
+            part_type = part.value.get("type", "text") if isinstance(part.value, dict) else "text"
             if part_type not in _TAKEN_PARTS:
-                raise refuse(_cannot_use(part_type), f"{where}[{j}]", "unsupported_content")
-            if part_type in _TEXT_PARTS and not (is_result or _has_text(part)):
-                text = f"{where}[{j}]: must be a part with a text; got {excerpt(part)}. {_TEXT_FORM}"
-                raise refuse(text, f"{where}[{j}]")
+                raise refuse(_cannot_use(part_type), part.path, "unsupported_content")
+            if part_type in _TEXT_PARTS and not (is_result or _has_text(part.value)):
+                raise part.refusal(f"must be a part with a text; got {excerpt(part.value)}. {_TEXT_FORM}")
 
 
 def _has_text(value: Any) -> bool:

@@ -17,10 +17,10 @@ from mlx_backend.api.openai.generation_body import (
 from mlx_backend.api.openai.objects import DescribedAs, Prompts
 from mlx_backend.api.openai.stream import ChoiceWriter, Chunk, ChunkWriter, ReplyForm, TextLogprobs
 from mlx_backend.api.reply_fields import as_limit
+from mlx_backend.api.sent import Sent
 from mlx_backend.chat.reply import ContentLogprobs, EchoedPrompt
 from mlx_backend.chat.request import CompletionRequest
 from mlx_backend.conversation.events import ContentDelta, ReasoningDelta, StreamEnd
-from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.engine.base import PromptLogprobs
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class CompletionBody(GenerationBody):
     def prompts(self) -> list[str | tuple[int, ...]]:
         """The texts, or their tokens."""
         if isinstance(self.prompt, list) and self.prompt and isinstance(self.prompt[0], str | list):
-            return [_prompt(each, f"prompt[{at}]") for at, each in enumerate(self.prompt)]
-        return [_prompt(self.prompt, "prompt")]
+            return [_prompt(each) for each in Sent(self.prompt, "prompt").entries()]
+        return [_prompt(Sent(self.prompt, "prompt"))]
 
     def request(self, prompt: str | tuple[int, ...]) -> CompletionRequest:
         """Return the request for the chat service for one of the prompts."""
@@ -83,16 +83,15 @@ class CompletionBody(GenerationBody):
         )
 
 
-def _prompt(written: Any, where: str) -> str | tuple[int, ...]:
-    match written:
-        case str() if written:
-            return written
+def _prompt(sent: Sent) -> str | tuple[int, ...]:
+    match sent.value:
+        case str() as text if text:
+            return text
         case [*tokens] if tokens and all(type(token) is int for token in tokens):
             return tuple(tokens)
-        case _ if is_empty(written):
-            raise refuse(f"{where}: must not be empty.", where)
-        case _:
-            raise refuse(f"{where}: must be a string or a list of token ids, not {excerpt(written)}.", where)
+        case written if is_empty(written):
+            raise sent.refusal("must not be empty.")
+    raise sent.unlike("a string or a list of token ids")
 
 
 def start(

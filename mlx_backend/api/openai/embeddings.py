@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai.objects import DescribedAs, EmbeddingList, Texts
 from mlx_backend.api.reading import ReadingBody
-from mlx_backend.conversation.json_values import excerpt
+from mlx_backend.api.sent import Sent
 from mlx_backend.embedding.embedder import MAX_TEXTS, EmbeddingRequest
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class EmbeddingsBody(ReadingBody):
         if len(roles) > 1:
             raise refuse(f"{' and '.join(map(repr, words))}: a text is for one of them.", "input_type")
         return EmbeddingRequest(
-            texts=as_texts(self.input, "input"),
+            texts=as_texts(Sent(self.input, "input")),
             role=next(iter(roles), None),
             dimensions=self.dimensions,
             truncate_to=self._token_limit(),
@@ -103,31 +103,30 @@ class EmbeddingsBody(ReadingBody):
         }
 
 
-def as_texts(value: Any, field: str) -> list[str | list[int]]:
+def as_texts(sent: Sent) -> list[str | list[int]]:
     """Accept a text, several, a list of token ids, or several of those."""
-    match value:
-        case str():
-            return [value]
-        case [int(), *_] if all(type(token) is int for token in value):
-            return [value]
-        case [*several] if several:
-            if len(several) > MAX_TEXTS:
-                raise refuse(
-                    f"{field}: {len(several)} texts are too many for a request; send {MAX_TEXTS} at most.",
-                    field,
-                )
-            return [_one_text(f"{field}[{i}]", text) for i, text in enumerate(several)]
+    match sent.value:
+        case str() as text:
+            return [text]
+        case [int(), *_] as tokens if all(type(token) is int for token in tokens):
+            return [tokens]
+        case [_, *_] as several if len(several) > MAX_TEXTS:
+            said = f"{len(several)} texts are too many for a request; send {MAX_TEXTS} at most."
+            raise sent.refusal(said)
+        case [_, *_]:
+            return [_one_text(text) for text in sent.entries()]
         case [] | None:
-            raise refuse(f"{field}: must not be empty.", field)
-    raise refuse(f"{field}: must be a text, a list of texts or token ids, not {excerpt(value)}.", field)
+            raise sent.refusal("must not be empty.")
+    raise sent.unlike("a text, a list of texts or token ids")
 
 
-def _one_text(place: str, text: Any) -> str | list[int]:
-    if isinstance(text, str):
-        return text
-    if isinstance(text, list) and text and all(type(token) is int for token in text):
-        return text
-    raise refuse(f"{place}: must be a text or a list of token ids, not {excerpt(text)}.", place)
+def _one_text(sent: Sent) -> str | list[int]:
+    match sent.value:
+        case str() as text:
+            return text
+        case list() as tokens if tokens and all(type(token) is int for token in tokens):
+            return tokens
+    raise sent.unlike("a text or a list of token ids")
 
 
 def _as_base64(vector: array[float]) -> str:

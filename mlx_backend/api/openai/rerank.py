@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai.objects import DescribedAs, Document, Ranking, RankingResult
 from mlx_backend.api.reading import ReadingBody
-from mlx_backend.conversation.json_values import excerpt
+from mlx_backend.api.sent import Sent
 from mlx_backend.embedding.embedder import MAX_TEXTS, RerankRequest
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class RerankBody(ReadingBody):
     @property
     def texts(self) -> list[str]:
         """The documents' texts."""
-        return [_document_text(i, document) for i, document in enumerate(self.documents)]
+        return list(map(_document_text, Sent(self.documents, "documents").entries()))
 
     def results(self, pending: PendingResult) -> list[float] | None:
         """Wait for the scores."""
@@ -64,11 +63,8 @@ class RerankBody(ReadingBody):
         }
 
 
-def _document_text(index: int, document: Any) -> str:
-    match document:
-        case str() as text:
+def _document_text(document: Sent) -> str:
+    match document.value:
+        case str(text) | {"text": str(text)}:
             return text
-        case {"text": str() as text}:
-            return text
-    where = f"documents[{index}]"
-    raise refuse(f'{where}: must be a text or {{"text": …}}, not {excerpt(document)}.', where)
+    raise document.unlike('a text or {"text": …}')

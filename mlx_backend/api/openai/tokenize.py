@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from mlx_backend.api.errors import refuse, wrong_type
+from mlx_backend.api.errors import refuse
 from mlx_backend.api.fields import Body, with_extra_body
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.api.openai.objects import Detokenized, Tokenized
-from mlx_backend.conversation.json_values import excerpt, json_type
+from mlx_backend.api.sent import Sent
+from mlx_backend.conversation.json_values import json_type
 from mlx_backend.embedding.embedder import MAX_TEXTS, Embedder
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def parse(body: Any) -> TokenizedText | TokenizedChat:
         raise refuse(text, "messages" if sent else "prompt")
     if sent == ["messages"]:
         return TokenizedChat.parse(body)
-    _check_prompt(body["prompt"])
+    _check_prompt(Sent(body["prompt"], "prompt"))
     return TokenizedText.parse(body)
 
 
@@ -124,17 +125,17 @@ def detokenize(body: DetokenizeBody, service: Service, _client: QueueClient) -> 
     return {"prompt": body.text(service)}
 
 
-def _check_prompt(prompt: Any) -> None:
+def _check_prompt(prompt: Sent) -> None:
     """Refuse what is neither a text nor a list of them, in a sentence that says where."""
-    if isinstance(prompt, str):
+    if isinstance(prompt.value, str):
         return
-    if not isinstance(prompt, list):
-        raise wrong_type("prompt", "a text or a list of texts", prompt)
-    if not 0 < len(prompt) <= MAX_TEXTS:
-        raise refuse(f"prompt: {len(prompt)} texts; send 1 to {MAX_TEXTS} in a request.", "prompt")
-    for at, text in enumerate(prompt):
-        if not isinstance(text, str):
-            raise refuse(f"prompt[{at}]: must be a text, not {excerpt(text)}.", f"prompt[{at}]")
+    if not isinstance(prompt.value, list):
+        raise prompt.wrong_type("a text or a list of texts")
+    if not 0 < (count := len(prompt.value)) <= MAX_TEXTS:
+        raise prompt.refusal(f"{count} texts; send 1 to {MAX_TEXTS} in a request.")
+    for text in prompt.entries():
+        if not isinstance(text.value, str):
+            raise text.unlike("a text")
 
 
 def _check_for_embedder(embedder: Embedder, body: TokenizedText | TokenizedChat) -> None:

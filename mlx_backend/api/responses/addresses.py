@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.addresses import Addresses, Api
-from mlx_backend.api.errors import refuse, wrong_value
+from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai import base as openai
 from mlx_backend.api.openai.objects import ErrorObject
 from mlx_backend.api.openai.stream import ChatLogprobs
@@ -14,6 +14,7 @@ from mlx_backend.api.responses.body import ResponsesBody
 from mlx_backend.api.responses.compaction import ASKS_FOR_SUMMARY, CompactBody, CompactionWriter
 from mlx_backend.api.responses.store import ResponseStore
 from mlx_backend.api.responses.stream import ResponseWriter
+from mlx_backend.api.sent import Sent
 from mlx_backend.api.tools import echoed
 
 if TYPE_CHECKING:
@@ -165,15 +166,15 @@ def page(items: list[dict[str, Any]], arguments: Mapping[str, str]) -> dict[str,
     """Return a page of a list: `limit` items (1 to 100) in an `order`, those that follow `after`."""
     limit, order, after = arguments.get("limit", "20"), arguments.get("order", "desc"), arguments.get("after")
     if not (limit.isdecimal() and len(limit) <= 3 and 1 <= int(limit) <= 100):
-        raise wrong_value("limit", limit, "must be a whole number from 1 to 100.")
+        raise Sent(limit, "limit").wrong_value("must be a whole number from 1 to 100.")
     if order not in ("asc", "desc"):
-        raise wrong_value("order", order, "must be asc or desc.")
+        raise Sent(order, "order").wrong_value("must be asc or desc.")
     if order == "desc":
         items = items[::-1]
     if after is not None:
         ids = [item["id"] for item in items]
         if after not in ids:
-            raise wrong_value("after", after, "there is no such item in this response.")
+            raise Sent(after, "after").wrong_value("there is no such item in this response.")
         items = items[ids.index(after) + 1 :]
     shown = items[: int(limit)]
     return {

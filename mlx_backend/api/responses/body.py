@@ -15,6 +15,7 @@ from mlx_backend.api.openai.objects import EFFORT_FIELDS
 from mlx_backend.api.reply_fields import ConversationBody, Limit, accepts, as_whole
 from mlx_backend.api.responses.items import ItemConversation, resolved
 from mlx_backend.api.responses.objects import ReasoningConfig
+from mlx_backend.api.sent import Sent
 from mlx_backend.api.tools import KnownTool, Tools
 from mlx_backend.chat.request import AnswerFormat, ChatRequest
 from mlx_backend.conversation.json_values import excerpt
@@ -116,14 +117,14 @@ class ResponsesBody(ConversationBody):
             conversation.messages.append({"role": "system", "content": self.instructions})
         if previous is not None:
             for item in previous.conversation():
-                conversation.add(item, "previous_response_id")
-        for at, item in enumerate(items):
-            conversation.add(item, f"input[{at}]")
+                conversation.add(Sent(item, "previous_response_id"))
+        for sent in items:
+            conversation.add(sent)
         if not any(message["role"] != "system" for message in conversation.messages):
             raise refuse("input is missing: send a text, or a list of items.", "input")
         tools = self.tools or Tools()
         if final is not None:
-            conversation.add(final, "input")
+            conversation.add(Sent(final, "input"))
         return ParsedRequest(
             ChatRequest(
                 messages=with_media_as_parts(conversation.messages),
@@ -139,15 +140,15 @@ class ResponsesBody(ConversationBody):
                 **self.common("input", "instructions", **without_tools),
             ),
             tools,
-            items,
+            [item.value for item in items],
             previous,
         )
 
-    def items(self, store: ResponseStore, owner: str) -> list[Mapping[str, Any]]:
+    def items(self, store: ResponseStore, owner: str) -> list[Sent]:
         """Return the items of `input`, each reference as what it refers to. Raises ApiError."""
-        if isinstance(self.input, str):
-            return [{"type": "message", "role": "user", "content": self.input}]
-        return list(resolved(self.input or [], lambda ids: store.items(ids, owner)))
+        is_text = isinstance(self.input, str)
+        items = [{"type": "message", "role": "user", "content": self.input}] if is_text else self.input
+        return list(resolved(Sent(items, "input").entries(), lambda ids: store.items(ids, owner)))
 
     @property
     def wants_logprobs(self) -> bool:

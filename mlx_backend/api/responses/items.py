@@ -11,19 +11,18 @@ no tools but their names; raises the ApiError that names the item.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from mlx_backend.api.errors import refuse, wrong_type, wrong_value
-from mlx_backend.api.fields import text_of
+from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai.chat_body import IMAGE_PART_TYPES, image_source
 from mlx_backend.api.sealed_reasoning import NotSealedHere, unseal
+from mlx_backend.api.sent import Sent
 from mlx_backend.api.tools import flat_name, input_as_arguments
-from mlx_backend.conversation.json_values import excerpt, json_type
+from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.conversation.message_parts import REASONING_CONTENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence, Set
+    from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
     from mlx_backend.images import ImageSource
 
@@ -44,54 +43,49 @@ class ItemConversation:
         self._open: dict[str, Any] | None = None
         """The model's message that the next item may belong to."""
 
-    def add(self, item: Any, where: str) -> None:
-        """Add an item. Raises the ApiError that says what is wrong with it; `where` is its path."""
-        if not isinstance(item, Mapping):
-            raise refuse(f"{where}: an item must be an object, not {json_type(item)}.", where)
-        self.is_last_complete = bool(item.get("id")) and item.get("status") in (None, "completed")
-        match item.get("type") or "message":
+    def add(self, item: Sent) -> None:
+        """Add an item. Raises the ApiError that says what is wrong with it."""
+        kind = item.checked_object("an item")["type"]
+        self.is_last_complete = bool(item["id"].value) and item["status"].value in (None, "completed")
+        match kind.value or "message":
             case "message":
-                self._add_message(item, where)
+                self._add_message(item)
             case "reasoning":
-                if text := _reasoning(item, where):
+                if text := _reasoning(item):
                     message = self._own(after=("content", "tool_calls"))
                     message[REASONING_CONTENT] = _joined(message.get(REASONING_CONTENT), text)
             case "function_call":
-                self._add_call(item, text_of(item, "arguments", where, default="{}"), where)
+                self._add_call(item, item["arguments"].text(default="{}"))
             case "custom_tool_call":
-                written = text_of(item, "input", where, default="")
-                self._add_call(item, input_as_arguments(written), where)
+                self._add_call(item, input_as_arguments(item["input"].text(default="")))
             case "function_call_output" | "custom_tool_call_output":
-                call_id = text_of(item, "call_id", where)
-                content = self._content(item.get("output"), f"{where}.output")
+                call_id, content = item["call_id"].text(), self._content(item["output"])
                 self._other({"role": "tool", "tool_call_id": call_id, "content": content})
             case "compaction":
-                text = _unsealed(text_of(item, "encrypted_content", where), where)
-                self._other({"role": "user", "content": f"{_SUMMARY}\n\n{text}"})
-            case unknown:
-                raise wrong_value(
-                    f"{where}.type",
-                    unknown,
+                sealed = item["encrypted_content"]
+                self._other({"role": "user", "content": f"{_SUMMARY}\n\n{_unsealed(sealed, sealed.text())}"})
+            case _:
+                raise kind.wrong_value(
                     "there are no items of that type here. Send message, "
                     "reasoning, function_call, function_call_output, custom_tool_call, custom_tool_call_output or "
                     "compaction.",
                     "unsupported_value",
                 )
 
-    def _add_message(self, item: Mapping[str, Any], where: str) -> None:
-        role = item.get("role")
-        if role not in _ROLES:
-            raise wrong_value(f"{where}.role", role, f"must be one of {', '.join(_ROLES)}.")
-        content = self._content(item.get("content"), f"{where}.content", shows_images=role == "user")
-        if role != "assistant":
-            self._other({"role": role, "content": content})
+    def _add_message(self, item: Sent) -> None:
+        role = item["role"]
+        if role.value not in _ROLES:
+            raise role.wrong_value(f"must be one of {', '.join(_ROLES)}.")
+        content = self._content(item["content"], shows_images=role.value == "user")
+        if role.value != "assistant":
+            self._other({"role": role.value, "content": content})
             return
         message = self._own(after=("content", "tool_calls"))
         message["content"] = content
 
-    def _add_call(self, item: Mapping[str, Any], arguments: str, where: str) -> None:
-        name, call_id = text_of(item, "name", where), text_of(item, "call_id", where)
-        flat = flat_name(name, text_of(item, "namespace", where, default=""))
+    def _add_call(self, item: Sent, arguments: str) -> None:
+        name, call_id = item["name"].text(), item["call_id"].text()
+        flat = flat_name(name, item["namespace"].text(default=""))
         call = {"id": call_id, "type": "function", "function": {"name": flat, "arguments": arguments}}
         self._own(after=()).setdefault("tool_calls", []).append(call)
 
@@ -106,106 +100,80 @@ class ItemConversation:
         self._open = None
         self.messages.append(message)
 
-    def _content(self, content: Any, where: str, *, shows_images: bool = True) -> Any:
+    def _content(self, content: Sent, *, shows_images: bool = True) -> Any:
         """Return a content as a text, or as parts where there are images."""
-        if content is None or isinstance(content, str):
-            return content or ""
-        if not isinstance(content, list):
-            raise wrong_type(where, "a text or a list of parts", content)
-        parts = [
-            self._part(part, f"{where}[{at}]", shows_images=shows_images) for at, part in enumerate(content)
-        ]
-        if all(part["type"] == "text" for part in parts):
-            return "".join(part["text"] for part in parts) if len(parts) == 1 else parts
-        return parts
+        if content.value is None or isinstance(content.value, str):
+            return content.value or ""
+        if not isinstance(content.value, list):
+            raise content.wrong_type("a text or a list of parts")
+        parts = [self._part(part, shows_images=shows_images) for part in content.entries()]
+        is_text = len(parts) == 1 and parts[0]["type"] == "text"
+        return parts[0]["text"] if is_text else parts
 
-    def _part(self, part: Any, where: str, *, shows_images: bool) -> dict[str, Any]:
-        if not isinstance(part, Mapping):
-            raise refuse(f"{where}: a part must be an object, not {json_type(part)}.", where)
-        kind = part.get("type")
+    def _part(self, part: Sent, *, shows_images: bool) -> dict[str, Any]:
+        kind = part.checked_object("a part")["type"].value
         if kind in _TEXT_PARTS:
-            return {"type": "text", "text": text_of(part, "refusal" if kind == "refusal" else "text", where)}
+            return {"type": "text", "text": part["refusal" if kind == "refusal" else "text"].text()}
+        if kind in IMAGE_PART_TYPES and shows_images:
+            self.images.append(image_source(part))
+            return {"type": "image", "image": len(self.images) - 1}
         if kind in IMAGE_PART_TYPES:
-            if shows_images:
-                self.images.append(image_source(part, where))
-                return {"type": "image", "image": len(self.images) - 1}
             what = "Only users' messages and tools' results can show an image."
         elif kind == "input_file":
             what = "This model cannot open files. Send the file's text, or its pages as images."
         else:
             what = f"A message cannot have a part of type {excerpt(kind)} here. Remove that part."
-        return _unsupported(where, what)
+        raise refuse(what, part.path, "unsupported_content")
 
 
 def resolved(
-    items: Sequence[Any], stored: Callable[[Set[str]], Mapping[str, Mapping[str, Any]]]
-) -> Iterator[Any]:
+    items: Sequence[Sent], stored: Callable[[Set[str]], Mapping[str, Mapping[str, Any]]]
+) -> Iterator[Sent]:
     """Yield the items, each reference as what it refers to.
 
     Raises the ApiError for one that is not stored, or that comes twice: a short body would be a text of any length.
     """
-    references = {
-        at: text_of(item, "id", f"input[{at}]")
-        for at, item in enumerate(items)
-        if isinstance(item, Mapping) and item.get("type") == "item_reference"
-    }
+    references = {item.path: item["id"].text() for item in items if item["type"].value == "item_reference"}
     known = stored(set(references.values())) if references else {}
     used: set[str] = set()
-    for at, item in enumerate(items):
-        if at in references:
-            where, identifier = f"input[{at}]", references[at]
-            if identifier in used:
-                raise refuse(
-                    f"{where}.id: the item {excerpt(identifier)} is referred to twice. Send each reference once.",
-                    f"{where}.id",
-                )
-            used.add(identifier)
-            found = known.get(identifier)
-            if found is None:
-                raise refuse(
-                    f"{where}.id: there is no item {excerpt(identifier)} any more. Send the item itself.",
-                    f"{where}.id",
-                    "item_not_found",
-                )
-            yield found
-        else:
+    for item in items:
+        if (identifier := references.get(item.path)) is None:
             yield item
+            continue
+        if identifier in used:
+            said = f"the item {excerpt(identifier)} is referred to twice. Send each reference once."
+            raise item["id"].refusal(said)
+        if identifier not in known:
+            said = f"there is no item {excerpt(identifier)} any more. Send the item itself."
+            raise item["id"].refusal(said, "item_not_found")
+        used.add(identifier)
+        yield Sent(known[identifier], item.path)
 
 
-def _reasoning(item: Mapping[str, Any], where: str) -> str:
+def _reasoning(item: Sent) -> str:
     """Return the text of a reasoning item. Raises the ApiError for an encrypted text that is not ours."""
     for name in ("content", "summary"):
-        parts = item.get(name)
-        if not isinstance(parts, list | None):
-            raise wrong_type(f"{where}.{name}", "a list of parts", parts)
-        if name == "summary" and (sealed := text_of(item, "encrypted_content", where, default="")):
-            return _unsealed(sealed, where)
-        if isinstance(parts, list):
-            texts = [part["text"] for part in parts if isinstance(part, Mapping) and _has_text(part)]
-            if texts:
-                return "\n\n".join(texts)
+        parts, sealed = item[name], item["encrypted_content"]
+        if not isinstance(parts.value, list | None):
+            raise parts.wrong_type("a list of parts")
+        if name == "summary" and (text := sealed.text(default="")):
+            return _unsealed(sealed, text)
+        texts = [text for part in parts.entries() if isinstance(text := part["text"].value, str) and text]
+        if texts:
+            return "\n\n".join(texts)
     return ""
 
 
-def _unsealed(sealed: str, where: str) -> str:
+def _unsealed(sealed: Sent, text: str) -> str:
     try:
-        return unseal(sealed)
+        return unseal(text)
     except NotSealedHere:
         raise refuse(
-            f"{where}.encrypted_content was not made by this server, or was changed: it cannot be read. Leave the item "
-            "out.",
-            f"{where}.encrypted_content",
+            f"{sealed.path} was not made by this server, or was changed: it cannot be read. Leave the item out.",
+            sealed.path,
             "invalid_encrypted_content",
         ) from None
 
 
-def _has_text(part: Mapping[str, Any]) -> bool:
-    return isinstance(part.get("text"), str) and bool(part["text"])
-
-
 def _joined(first: str | None, second: str) -> str:
     return f"{first}\n\n{second}" if first else second
-
-
-def _unsupported(where: str, message: str) -> NoReturn:
-    raise refuse(message, where, "unsupported_content")
