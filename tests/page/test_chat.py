@@ -115,6 +115,22 @@ def test_a_reload_in_the_middle_keeps_what_had_come(open_page: OpenPage) -> None
         expect(page.locator(".chat-list a")).to_have_text(["hello"])
 
 
+def test_a_chat_that_is_deleted_while_a_reply_comes_is_gone_and_the_reply_ends(open_page: OpenPage) -> None:
+    with ScriptedEngine(lambda _: LONG, gated=True) as engine, running(engine) as server:
+        page = open_page(server.url)
+        page.on("dialog", lambda dialog: dialog.accept())
+        say(page, "hello")
+        engine.advance(40)
+        expect(answers(page).locator(".markdown")).to_contain_text("word5 ")
+        page.locator(".chat-list button").click()
+        assert engine.requests[0].cancelled.wait(30)
+        expect(page.locator(".chat-list a")).to_have_count(0)
+        expect(answers(page)).to_have_count(0)
+        page.reload()
+        expect(page.get_by_role("button", name="Send")).to_be_visible()
+        expect(page.locator(".chat-list a")).to_have_count(0)
+
+
 @pytest.mark.parametrize(
     "text", ["", final("It began, and").removesuffix("<|return|>")], ids=["at once", "in its middle"]
 )

@@ -397,7 +397,11 @@ server.addEventListener("models", () => {
   if (!chat.model) chat.model = newChat().model;
   chat.messages.length ? drawComposer() : draw();
 });
-chats.addEventListener("change", () => { if (chat && chat.messages.length && !chats.list.some((each) => each.id === chat.id) && !running.has(chat.id)) open(); });
+chats.addEventListener("change", () => {
+  const isGone = (id) => !chats.list.some((each) => each.id === id);
+  for (const [id, controller] of running) if (isGone(id)) controller.abort();
+  if (chat?.messages.length && isGone(chat.id)) open();
+});
 
 // IndexedDB writes too late for a page that is being left: what has come of a reply goes through localStorage.
 addEventListener("pagehide", () => {

@@ -52,7 +52,7 @@ export function beyondBounds(chats) {
 
 /** The chats of this browser, the newest first. */
 export const chats = Object.assign(new EventTarget(), {
-  list: [], isFull: false,
+  list: [], isFull: false, removed: new Set(), // a reply that is still coming must not bring its chat back
 
   async load() {
     this.list = await loadChats();
@@ -60,6 +60,7 @@ export const chats = Object.assign(new EventTarget(), {
   },
 
   async save(chat) {
+    if (this.removed.has(chat.id)) return;
     this.list = [chat, ...this.list.filter((each) => each !== chat)].sort((one, other) => other.updated - one.updated);
     this.isFull = !(await saveChat(chat));
     for (const old of beyondBounds(this.list)) await this.remove(old.id);
@@ -67,6 +68,7 @@ export const chats = Object.assign(new EventTarget(), {
   },
 
   async remove(id) {
+    this.removed.add(id);
     this.list = this.list.filter((each) => each.id !== id);
     await deleteChat(id);
     this.dispatchEvent(new Event("change"));
