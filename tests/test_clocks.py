@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 DATES = {
     "mlx_backend/api/ollama/models.py": "`expires_at` of a model in memory",
-    "mlx_backend/api/ollama/replies.py": "`created_at` of a reply",
+    "mlx_backend/api/ollama/addresses.py": "`created_at` of a reply",
     "mlx_backend/api/ollama/stream.py": "`created_at` of a line",
     "mlx_backend/api/openai/stream.py": "`created` of a reply",
     "mlx_backend/models/folders.py": "whether a file was changed just now, by its date",

@@ -11,18 +11,15 @@ from mlx_backend.api.anthropic.base import ANTHROPIC
 from mlx_backend.api.anthropic.body import MessagesBody
 from mlx_backend.api.anthropic.stream import MessageWriter
 from mlx_backend.api.errors import ApiError
-from mlx_backend.api.openai.models import description_of
+from mlx_backend.api.openai.models import description_of, listed_models
 from mlx_backend.conversation.json_values import excerpt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mlx_backend.api.addresses import Query
     from mlx_backend.chat.reply import Reply
     from mlx_backend.chat.service import Service
     from mlx_backend.engine.base import QueueClient
     from mlx_backend.models.description import ModelDescription
-    from mlx_backend.registry.base import ModelRegistry, ModelStatus
 
 
 def addresses(created: int) -> Addresses:
@@ -82,7 +79,11 @@ class AnthropicModels:
 
     def list(self, query: Query) -> dict[str, Any]:
         """List the models."""
-        data = [info for status in query.models.statuses() for info in self._infos(query.models, status)]
+        data = [
+            self._described(name, description)
+            for name, _, description, is_effort in listed_models(query.models)
+            if description.kind == "llm" and not is_effort
+        ]
         return {
             "data": data,
             "first_id": data[0]["id"] if data else None,
@@ -93,25 +94,17 @@ class AnthropicModels:
     def get(self, query: Query) -> dict[str, Any]:
         """Describe a model."""
         name = query.arguments["name"]
-        infos = self._infos(query.models, query.models.status(name))
-        if not infos:
-            raise ApiError(404, f"{excerpt(name)} is no language model.", param="model")
-        return {**infos[0], "id": name, "display_name": name}
-
-    def _infos(self, models: ModelRegistry, status: ModelStatus) -> Sequence[dict[str, Any]]:
-        """Describe a language model under each of its names; any other is not described."""
-        description = description_of(models, status.name)
+        description = description_of(query.models, query.models.status(name).name)
         if description.kind != "llm":
-            return []
-        common: dict[str, Any] = {"created_at": self._created, "lifecycle": "active"}
+            raise ApiError(404, f"{excerpt(name)} is no language model.", param="model")
+        return self._described(name, description)
+
+    def _described(self, name: str, description: ModelDescription) -> dict[str, Any]:
+        head = {"type": "model", "id": name, "display_name": name}
+        described: dict[str, Any] = {**head, "created_at": self._created, "lifecycle": "active"}
         if context := description.context_length:
-            common |= {
-                "max_input_tokens": context,
-                "max_tokens": description.default_max_tokens or context,
-            }
+            described["max_input_tokens"] = context
+            described["max_tokens"] = description.default_max_tokens or context
         if description.capabilities:
-            common["capabilities"] = capabilities_object(description)
-        return [
-            {"type": "model", "id": name, "display_name": name, **common}
-            for name in (status.name, *status.aliases)
-        ]
+            described["capabilities"] = capabilities_object(description)
+        return described

@@ -17,7 +17,7 @@ from mlx_backend.api.openai.models import listed_models
 from mlx_backend.registry.errors import UnknownModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from mlx_backend.api.addresses import Query
     from mlx_backend.api.ollama import objects
@@ -119,30 +119,14 @@ def pull(body: NamedBody, models: ModelRegistry, wait: float) -> objects.PullSta
     return {"status": "success"}
 
 
-def create(_query: Query) -> NoReturn:
-    """Not supported: create models."""
-    raise _unsupported(
-        "create models", "set one up in the models file, or put its folder where --models-dir looks"
-    )
+def unsupported(what: str, remedy: str) -> Callable[[Query], NoReturn]:
+    """Return what answers where models would be made or deleted: that this is not done here, and what to do instead."""
 
+    def answer(_query: Query) -> NoReturn:
+        raise refuse(f"This server cannot {what}: {remedy}.", code="unsupported")
 
-def copy(_query: Query) -> NoReturn:
-    """Not supported: copy models."""
-    raise _unsupported("copy models", "give one an alias in the models file")
-
-
-def delete(_query: Query) -> NoReturn:
-    """Not supported: delete models."""
-    raise _unsupported("delete models", "delete their folders")
-
-
-def push(_query: Query) -> NoReturn:
-    """Not supported: push models."""
-    raise _unsupported("push models", "upload their folders to Hugging Face")
-
-
-def _unsupported(what: str, remedy: str) -> ApiError:
-    return refuse(f"This server cannot {what}: {remedy}.", code="unsupported")
+    answer.__doc__ = f"Not supported: {what}."
+    return answer
 
 
 def _entries(models: ModelRegistry) -> Iterator[tuple[ModelStatus, ModelDescription, dict[str, Any]]]:

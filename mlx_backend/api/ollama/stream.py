@@ -10,28 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api import json_text
 from mlx_backend.api.ollama.base import as_time, error_object, nanoseconds
-from mlx_backend.api.writers import StreamWriter, reason_fields
-from mlx_backend.chat.reply import ContentLogprobs
-from mlx_backend.conversation.events import (
-    ContentDelta,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from mlx_backend.api.writers import BlockWriter, reason_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from mlx_backend.api.errors import ApiError
     from mlx_backend.api.openai.stream import ChatLogprobs
-    from mlx_backend.chat.reply import ReplyEvent, TokenLogprobs, Usage
-    from mlx_backend.chat.reply_group import GroupEvent
+    from mlx_backend.api.writers import Block
+    from mlx_backend.chat.reply import Usage
     from mlx_backend.conversation.events import StreamEnd
     from mlx_backend.engine.base import Progress, Queued
 
 
-class LineWriter(StreamWriter):
+class LineWriter(BlockWriter):
     """Writes a reply.
 
     `part` puts a text, `thinking` and `tool_calls` where the address has them, `silence` is what a line holds that says
@@ -49,7 +41,7 @@ class LineWriter(StreamWriter):
         logprobs: ChatLogprobs | None,
         silence: dict[str, list[Any]],
     ) -> None:
-        super().__init__("ollama-")
+        super().__init__("ollama-", splits_channels=False)
         self._model = model
         self._part = part
         self._call_id = call_id
@@ -57,21 +49,29 @@ class LineWriter(StreamWriter):
         self._load_seconds = load_seconds
         self._logprobs = logprobs
         self._silence = silence
-        self._tokens: Sequence[TokenLogprobs] = ()
-        self._name = ""
-        self._arguments: list[str] = []
         self._said: dict[str, list[Any]] = {"text": [], "thinking": [], "tool_calls": [], "logprobs": []}
 
-    def feed(self, event: ReplyEvent | GroupEvent) -> bytes:
-        """Write an event but the last."""
-        said = self._taken(event)
-        for key, value in said.items():
-            self._said[key] += value
-        return self._line(said, done=False) if said else b""
-
-    def close(self, _end: StreamEnd) -> bytes:
-        """Write nothing: what is left is part of the last line."""
+    def begin(self, _block: Block) -> bytes:
+        """Write nothing: a line holds what is new of a block."""
         return b""
+
+    def delta(self, block: Block, text: str) -> bytes:
+        """Write a line with more of a text."""
+        match block.kind:
+            case "reasoning":
+                return self._say({"thinking": [text]})
+            case "text":
+                return self._say({"text": [text], **self._rest()})
+            case _:
+                return b""
+
+    def end(self, block: Block, *, is_cut: bool) -> bytes:
+        """Write a line with a call that is complete."""
+        if block.kind != "call":
+            return b""
+        called = json_text.arguments_object(block.text)
+        function = {"index": block.call, "name": block.name, "arguments": called}
+        return self._say({"tool_calls": [{"id": self._call_id(block.call), "function": function}]})
 
     def whole(self, end: StreamEnd, usage: Usage) -> dict[str, Any]:
         """Return the reply whose parts the stream would have been."""
@@ -90,24 +90,10 @@ class LineWriter(StreamWriter):
         """Write an error in mid-stream."""
         return json_text.body(error_object(error))
 
-    def _taken(self, event: ReplyEvent | GroupEvent) -> dict[str, list[Any]]:
-        """Return what an event adds to the reply."""
-        match event:
-            case ReasoningDelta(text):
-                return {"thinking": [text]}
-            case ContentLogprobs(tokens):
-                self._tokens = tokens
-            case ContentDelta(text):
-                return {"text": [text], **self._rest()}
-            case ToolCallStart(_, name):
-                self._name, self._arguments = name, []
-            case ToolCallDelta(_, arguments):
-                self._arguments.append(arguments)
-            case ToolCallEnd(index, True):
-                called = json_text.arguments_object("".join(self._arguments))
-                function = {"index": index, "name": self._name, "arguments": called}
-                return {"tool_calls": [{"id": self._call_id(index), "function": function}]}
-        return {}
+    def _say(self, said: dict[str, list[Any]]) -> bytes:
+        for key, value in said.items():
+            self._said[key] += value
+        return self._line(said, done=False)
 
     def _rest(self) -> dict[str, list[Any]]:
         """Return the log probabilities of the tokens that were held for the text that comes next."""

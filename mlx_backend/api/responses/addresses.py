@@ -129,37 +129,37 @@ class Responses:
         return page(items, query.arguments)
 
 
+_REPEATED = (
+    *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id"),
+    *("prompt_cache_key", "safety_identifier", "user"),
+)
+"""Fields of a request that are those of its response, too."""
+_SAMPLING = ("frequency_penalty", "presence_penalty", "temperature", "top_p")
+
+
 def _head(
     body: ResponsesBody, service: Service, parsed: ParsedRequest, reply: Reply, summary: Any
 ) -> dict[str, Any]:
     """Return the fields of the response object that say what was asked for."""
     text = body.written.get("text") or {}
     effort, sampling = reply.effort, service.sampling_of(parsed.chat)
-    return {
+    head = {
+        **{name: getattr(body, name) for name in _REPEATED},
+        **{name: getattr(sampling, name) for name in _SAMPLING},
         "background": False,
-        "frequency_penalty": sampling.frequency_penalty,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "model": service.model_id,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "presence_penalty": sampling.presence_penalty,
-        "previous_response_id": body.previous_response_id,
-        "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": effort.effort if effort else None, "summary": summary},
-        "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": body.store is not False,
-        "temperature": sampling.temperature,
         "text": {"format": {"type": "text"}, **{key: text[key] for key in text if text[key] is not None}},
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
         "tools": [echoed(tool) for tool in body.written.get("tools") or ()],
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": sampling.top_p,
         "truncation": "disabled",
-        "user": body.user,
     }
+    return dict(sorted(head.items()))
 
 
 def page(items: list[dict[str, Any]], arguments: Mapping[str, str]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from scripted_engine import ScriptedEngine, Transcript
 from scripted_server import ANSWER, CALL, WEATHER, client_of
 
 from mlx_backend.api.errors import ApiError
+from mlx_backend.api.ollama.addresses import start
 from mlx_backend.api.ollama.body import GenerateBody, OllamaBody, OllamaChatBody
-from mlx_backend.api.ollama.replies import start
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, CompletionRequest
 from mlx_backend.chat.service import Service
 from mlx_backend.engine.base import ANYONE, Queued
