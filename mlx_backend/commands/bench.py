@@ -25,9 +25,8 @@ from mlx_backend.commands.errors import CommandError
 from mlx_backend.commands.files import write_file
 from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.commands.own_server import own_server
-from mlx_backend.commands.running_server import URL_VARIABLE, RunningServer, add_server_options
+from mlx_backend.commands.running_server import RunningServer, add_server_options, name_on_server
 from mlx_backend.commands.terminal import add_json_option, console, print_json, print_table
-from mlx_backend.models.names import matching
 
 if TYPE_CHECKING:
     import argparse
@@ -215,17 +214,12 @@ _count.__name__, _counts.__name__ = "number", "list of numbers"
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, and show it."""
+    local = LocalModels()
     with closing(RunningServer.of(arguments)) as running:
-        is_named = bool(arguments.url or os.environ.get(URL_VARIABLE))
-        if is_named or (running.is_running() and _has(running, arguments.model)):
-            return _measure(running, arguments.model, arguments)
-    with own_server(["--model", LocalModels().source(arguments.model)] if arguments.model else []) as server:
+        if (name := name_on_server(running, arguments, local.source)) is not None:
+            return _measure(running, name, arguments)
+    with own_server(["--model", local.source(arguments.model)] if arguments.model else []) as server:
         return _measure(server, None, arguments)
-
-
-def _has(server: RunningServer, model: str | None) -> bool:
-    names = [str(each["id"]) for each in server.models()]
-    return bool(names if model is None else matching(model, names))
 
 
 def _measure(server: RunningServer, name: str | None, arguments: argparse.Namespace) -> int:
@@ -260,13 +254,10 @@ def _measure(server: RunningServer, name: str | None, arguments: argparse.Namesp
 
 
 def _model(server: RunningServer, name: str | None) -> dict[str, Any]:
-    listed = {each["id"]: each for each in server.models() if each.get("type") == "llm"}
+    listed = [each for each in server.models() if each.get("type") == "llm" and name in (None, each["id"])]
     if not listed:
         raise CommandError(f"The server at {server.url} has no chat model.")
-    chosen = next(iter(listed)) if name is None else server.model_name(name)
-    if chosen not in listed:
-        raise CommandError(f"{chosen} is no chat model.")
-    return dict(listed[chosen])
+    return listed[0]
 
 
 def chosen_cases(model: dict[str, Any], arguments: argparse.Namespace) -> Iterator[Case]:

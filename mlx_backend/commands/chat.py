@@ -9,7 +9,6 @@ terminal it is the answer alone.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -19,9 +18,8 @@ from typing import TYPE_CHECKING
 from mlx_backend.commands.chat_session import ChatSession, checked_effort, image_part
 from mlx_backend.commands.errors import INTERRUPTED, CommandError
 from mlx_backend.commands.local_models import DEMOS, LocalModels
-from mlx_backend.commands.running_server import URL_VARIABLE, RunningServer, add_server_options
+from mlx_backend.commands.running_server import RunningServer, add_server_options, name_on_server
 from mlx_backend.commands.terminal import add_json_option, is_interactive, print_json
-from mlx_backend.models.names import matching
 
 if TYPE_CHECKING:
     import argparse
@@ -102,7 +100,7 @@ def answering(arguments: argparse.Namespace) -> Iterator[tuple[RunningServer, st
     """Yield a server that has the model, and its name there: one that runs, else one of this process."""
     local = LocalModels()
     with closing(RunningServer.of(arguments)) as server:
-        if (name := _usable(server, arguments, local)) is not None:
+        if (name := name_on_server(server, arguments, local.source)) is not None:
             yield server, name
             return
     from mlx_backend.commands.serve import serving
@@ -110,39 +108,6 @@ def answering(arguments: argparse.Namespace) -> Iterator[tuple[RunningServer, st
     source = local.source(arguments.model) if arguments.model else _picked(local)
     with serving(source) as (url, key, name), closing(RunningServer(url, key)) as server:
         yield server, name
-
-
-def _usable(server: RunningServer, arguments: argparse.Namespace, local: LocalModels) -> str | None:
-    """Return a server's name of the model; None if it does not run, has not got it, or may not be asked.
-
-    Raises CommandError for that where the server is one that was named.
-    """
-    is_named = bool(arguments.url or os.environ.get(URL_VARIABLE))
-    if is_named:
-        server.health()
-    elif not server.is_running():
-        return None
-    try:
-        name = _running_model(server, arguments.model, local)
-    except CommandError:
-        if is_named or arguments.model is None:
-            raise
-        return None  # that of somebody else, perhaps
-    return server.model_name(arguments.model) if name is None and is_named else name
-
-
-def _running_model(server: RunningServer, model: str | None, local: LocalModels) -> str | None:
-    """Return a server's name of a model, of its first one that chats if none is named; None if it has not got it."""
-    names = [str(each["id"]) for each in server.models() if each.get("type") == "llm"]
-    if model is None:
-        return names[0] if names else None
-    found = matching(model, names)
-    if len(found) != 1:
-        try:
-            found = matching(local.source(model), names)
-        except CommandError:
-            return None
-    return found[0] if len(found) == 1 else None
 
 
 def _picked(local: LocalModels) -> str:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_backend import __version__, version_and_commit
+from mlx_backend.clients import KEY_VARIABLE, LOOPBACK, ServerAccess
 from mlx_backend.commands.errors import CommandError
-from mlx_backend.commands.running_server import KEY_VARIABLE, RunningServer, add_server_options
+from mlx_backend.commands.running_server import RunningServer, add_server_options
 from mlx_backend.commands.terminal import add_json_option, console, print_json, printable
 from mlx_backend.device.machine import this_machine
 from mlx_backend.device.memory import format_bytes
@@ -370,7 +371,6 @@ class ServerState:
     def _of(cls, server: RunningServer, *, has_key: bool) -> ServerState:
         from urllib.parse import urlsplit
 
-        from mlx_backend.clients import LOOPBACK
         from mlx_backend.commands.start_lines import own_address
         from mlx_backend.server.port_check import port_in_use
 
@@ -433,8 +433,6 @@ def check_containers(server: ServerState, *, is_mac: bool, in_container: bool = 
     if in_container:
         found = f"this is a container: others reach what it publishes (-p {server.port}:{server.port}, --host 0.0.0.0)"
         return Finding(about="containers", found=found)
-    from mlx_backend.clients import ServerAccess
-
     seen = ServerAccess(url=server.url).container_url
     found = f"a container on this machine uses {seen}/v1"
     if server.is_elsewhere:

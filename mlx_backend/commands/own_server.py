@@ -14,8 +14,9 @@ import threading
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from mlx_backend.clients import KEY_VARIABLE
 from mlx_backend.commands.errors import CommandError
-from mlx_backend.commands.running_server import KEY_VARIABLE, RunningServer
+from mlx_backend.commands.running_server import RunningServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,18 +1,19 @@
 """A server of ours that is running: where it is, and how a command speaks to it.
 
 Its address is that of --url, or what the variables of `serve` say ($MLX_BACKEND_HOST, $MLX_BACKEND_PORT), else the
-default one; its key that of --key or $MLX_BACKEND_API_KEY. Knows JSON over HTTP, and no route's meaning.
+default one; its key that of --key or $MLX_BACKEND_API_KEY. Knows JSON over HTTP, /health and names of models; what
+else is asked of a server is the commands' own.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-from mlx_backend.clients import LOOPBACK
+from mlx_backend.clients import KEY_VARIABLE, LOOPBACK
 from mlx_backend.commands.errors import NO_SERVER, CommandError
 from mlx_backend.commands.suggestions import did_you_mean
 from mlx_backend.declaration import VARIABLE_PREFIX, variable_of
@@ -21,13 +22,12 @@ from mlx_backend.models.names import matching
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import httpx2
 
 DEFAULT_PORT = 8080
 URL_VARIABLE = f"{VARIABLE_PREFIX}URL"
-KEY_VARIABLE = variable_of("--api-key")
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 600.0
 """Seconds for what may have to load a model; a stream sends something every few seconds."""
@@ -208,6 +208,39 @@ class RunningServer:
             raise CommandError(f"What is at {self.url} takes connections, but does not answer.") from None
         except httpx2.TransportError as error:
             raise CommandError(f"The connection to {self.url} broke: {first_line(error)}.") from None
+
+
+def name_on_server(
+    server: RunningServer, arguments: argparse.Namespace, source: Callable[[str], str]
+) -> str | None:
+    """Return a server's name of the chat model that is asked for, its first one if none is.
+
+    None if it does not run, has not got it, or may not be asked; CommandError for that where the server is one that
+    was named. `source` says what a name means on this machine.
+    """
+    model: str | None = arguments.model
+    is_named = bool(arguments.url or os.environ.get(URL_VARIABLE))
+    if is_named:
+        server.health()
+    elif not server.is_running():
+        return None
+    try:
+        names = [str(each["id"]) for each in server.models() if each.get("type") == "llm"]
+        if is_named and not names:
+            raise CommandError(f"The server at {server.url} has no chat model.")
+        if model is None:
+            return names[0] if names else None
+        found = matching(model, names)
+        if len(found) != 1:
+            with suppress(CommandError):
+                found = matching(source(model), names)
+    except CommandError:
+        if is_named or model is None:
+            raise
+        return None  # that of somebody else, perhaps
+    if len(found) != 1:
+        return server.model_name(model) if is_named else None
+    return found[0]
 
 
 def _sent(body: Any) -> dict[str, Any]:
