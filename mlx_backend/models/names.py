@@ -37,7 +37,7 @@ def matching(name: str, names: Iterable[str]) -> list[str]:
     whole = name.removesuffix(LATEST)
     if whole in known or "/" in whole:
         return [whole] if whole in known else []
-    asked = words_of(whole)
+    asked = words_of(whole) if whole[-1:].isalnum() else []  # `model:` lacks its effort
     starting = [each for each in known if asked and words_of(each)[: len(asked)] == asked]
     return [each for each in starting if words_of(each) == asked] or starting
 

@@ -34,6 +34,7 @@ from mlx_backend.models.folders import (
     models_in_hugging_face_cache,
     repository_bytes,
 )
+from mlx_backend.models.names import LATEST, matching
 from mlx_backend.models.spec import ModelSpec, is_repository
 from mlx_backend.registry.errors import ConfigurationError, ModelNotAllowed, UnknownModel
 
@@ -45,10 +46,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESCAN_SECONDS = 2.0
-LATEST = ":latest"
-"""What some clients add to a name that has no tag."""
 _MAX_NAMES = 20
 """Names in an error message."""
+_MAX_NAME_LENGTH = 200
+"""Characters of a name that is looked for by its words."""
 _FORBIDDEN = frozenset(["..", "\\", "\0"])
 """What a path from a request must not hold."""
 
@@ -82,6 +83,14 @@ class _Listing:
         self.sources.setdefault(spec.source, spec)
         for name in {_short_name(spec.name), _short_name(spec.source)} - {""}:
             self.short_names.setdefault(name, []).append(spec)
+
+    def matching(self, name: str) -> list[ModelSpec]:
+        """Return the models that may be meant by a name that people know from elsewhere: gpt-oss:20b."""
+        if len(name) > _MAX_NAME_LENGTH:
+            return []
+        known = {alias: [spec] for alias, spec in self.names.items()} | self.short_names
+        found = (spec for each in matching(name, known) for spec in known[each])
+        return list({spec.name: spec for spec in found}.values())
 
     def add_unserved(self, name: str, problem: str) -> None:
         """Note why a model cannot be served, for those who ask for it by any of its names."""
@@ -138,7 +147,7 @@ class Catalogue:
             raise UnknownModel(
                 f"{text}, and that is not allowed (--allow-download). {_served(name, listing)}"
             )
-        matches = listing.short_names.get(name, [])
+        matches = listing.short_names.get(name) or listing.matching(name)
         if len({spec.source for spec in matches}) == 1:
             return matches[0]
         if reason := listing.unserved.get(name):

@@ -274,6 +274,23 @@ def test_the_last_part_of_a_name_is_enough_if_it_is_unique(root: Path) -> None:
     )
 
 
+def test_names_that_people_know_from_elsewhere_are_understood_if_they_mean_one_model(root: Path) -> None:
+    put_model(root / "mlx-community" / "gpt-oss-20b-MXFP4-Q8")
+    catalogue = Catalogue(
+        [ModelSpec(name="x", source=str(root), aliases=("Qwen3.5-4B",))], models_dirs=[root]
+    )
+    for name in ("gpt-oss:20b", "gpt-oss-20b", "GPT-OSS:20B:latest", "gpt-oss"):
+        assert catalogue.find(name).name == "mlx-community/gpt-oss-20b-MXFP4-Q8"
+    assert catalogue.find("qwen3.5:4b").name == "x"
+    put_model(root / "mlx-community" / "gpt-oss-120b-MXFP4-Q8")
+    both = Catalogue([], models_dirs=[root])
+    assert both.find("gpt-oss:120b").name == "mlx-community/gpt-oss-120b-MXFP4-Q8"
+    assert refusal(both, "gpt-oss").startswith(
+        "The model 'gpt-oss' could be 'mlx-community/gpt-oss-120b-MXFP4-Q8' or"
+    )
+    assert refusal(both, "gpt-4o").startswith("The model 'gpt-4o' is not served here.")
+
+
 def test_a_whole_name_wins_over_the_last_part_of_another(root: Path) -> None:
     put_model(root / "owner" / "small")
     assert Catalogue([], models_dirs=[root]).find("small").source == str(root / "small")
@@ -292,7 +309,7 @@ def test_the_error_for_an_unknown_name_lists_the_models_most_similar_first(root:
     assert refusal(catalogue, "smal") == (
         "The model 'smal' is not served here. There is 'small', 'other/large', 'owner/large', 'x'."
     )
-    assert refusal(catalogue, "GPT-OSS").endswith("There is 'x', 'other/large', 'owner/large', 'small'.")
+    assert refusal(catalogue, "GPT-OS").endswith("There is 'x', 'other/large', 'owner/large', 'small'.")
     assert refusal(Catalogue([]), "x").endswith("There is no model here at all.")
 
 
