@@ -13,6 +13,8 @@ DATES = {
     "mlx_backend/api/ollama/addresses.py": "`created_at` of a reply",
     "mlx_backend/api/ollama/stream.py": "`created_at` of a line",
     "mlx_backend/api/openai/stream.py": "`created` of a reply",
+    "mlx_backend/commands/list.py": "how long ago a model was used",
+    "mlx_backend/commands/ps.py": "how long a model stays, of the date that the server says",
     "mlx_backend/models/folders.py": "whether a file was changed just now, by its date",
     "mlx_backend/server/app.py": "`created` of the models",
     "mlx_backend/server/last_requests.py": "`at` of a request that has ended",

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.fields import Body
+from mlx_backend.api.sent import Sent
 from mlx_backend.chat.request import UNLIMITED
 from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.declaration import declared
@@ -141,15 +142,15 @@ def _type(name: str) -> Any:
     )
 
 
-def offer(functions: dict[str, dict[str, Any]], function: dict[str, Any], where: str) -> None:
-    """Add a function by its name. Raises the ApiError for another one of that name: a call would not say which."""
+def offer(functions: dict[str, dict[str, Any]], function: dict[str, Any], tool: Sent) -> None:
+    """Add the function that a tool is, by its name.
+
+    Raises the ApiError for another one of that name: a call would not say which.
+    """
     name = function["function"]["name"]
     if functions.setdefault(name, function) != function:
-        raise refuse(
-            f"{where}: there is another tool called {excerpt(name)}, and the two differ. Each tool needs a name of its "
-            "own.",
-            where,
-        )
+        said = f"there is another tool called {excerpt(name)}, and the two differ. Each tool needs a name of its own."
+        raise tool["name"].refusal(said)
 
 
 type LogitBiasInput = Annotated[
@@ -216,17 +217,14 @@ def nested_budgets(
     written: Mapping[str, Any], template_kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, int]]:
     """Yield the thinking budgets inside other fields. Raises ApiError for what is not a number of tokens."""
-    for outer, inner in (("reasoning", "max_tokens"), ("thinking", "budget_tokens")):
-        holder = written.get(outer)
-        value = holder.get(inner) if isinstance(holder, dict) else None
-        if value is None or value == "":
+    for sent in (Sent(written)["reasoning"]["max_tokens"], Sent(written)["thinking"]["budget_tokens"]):
+        if (value := sent.value) is None or value == "":
             continue
         if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value.strip()):
             value = int(value)
         if type(value) is not int or value < 0:
-            name = f"{outer}.{inner}"
-            raise refuse(f"{name}: must be a whole number of tokens from 0 up, not {excerpt(value)}.", name)
-        yield f"{outer}.{inner}", value
+            raise sent.unlike("a whole number of tokens from 0 up")
+        yield sent.path, value
     value = template_kwargs.get("thinking_budget")
     if type(value) is int and value >= 0:  # some templates read it, and -1 means something to them
         yield "chat_template_kwargs.thinking_budget", value

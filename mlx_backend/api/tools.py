@@ -194,7 +194,7 @@ class Tools:
             for place, name, flat_tool in _flat(tool, where):
                 unknown.update(dict.fromkeys(flat_tool.unknown))
                 flat = name.for_model
-                offer(functions, _function(name, flat_tool), place["name"].path)
+                offer(functions, _function(name, flat_tool), place)
                 if names.setdefault(flat, name) != name:
                     raise place["name"].refusal(
                         f"to the model this tool is {excerpt(flat)}, and so is {paths[flat]}. Each tool needs a name "

@@ -114,9 +114,8 @@ class MessagesBody(ConversationBody):
         """Return the tools as functions, by their names."""
         found: dict[str, dict[str, Any]] = {}
         for at, tool in enumerate(self.tools or ()):
-            if tool.is_hosted:
-                continue
-            offer(found, tool.as_function(), f"tools[{at}].name")
+            if not tool.is_hosted:
+                offer(found, tool.as_function(), Sent(tool, f"tools[{at}]"))
         return found
 
     def _tool_choice(self, offered: Sequence[str], *, is_restricted: bool) -> ToolChoice:

@@ -18,7 +18,6 @@ from mlx_backend.api.responses.objects import ReasoningConfig
 from mlx_backend.api.sent import Sent
 from mlx_backend.api.tools import KnownTool, Tools
 from mlx_backend.chat.request import AnswerFormat, ChatRequest
-from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.conversation.result_media import with_media_as_parts
 from mlx_backend.settings import SAMPLING
 
@@ -107,7 +106,7 @@ class ResponsesBody(ConversationBody):
         """
         without_tools = {"tools": self.written.get("tools") or []} if final is not None else {}
         if not isinstance(self.asked_reasoning, Mapping):
-            raise refuse(f"reasoning: must be an object, not {excerpt(self.asked_reasoning)}.", "reasoning")
+            raise Sent(self.asked_reasoning, "reasoning").unlike("an object")
         previous = None
         if self.previous_response_id:
             previous = store.get(self.previous_response_id, owner, field="previous_response_id")
