@@ -4,12 +4,13 @@ The pages' links are those of a clone. Here README becomes the first page, and l
 where the project is published, or are plain text while that is nowhere.
 """
 
+import posixpath
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = ROOT / "build/docs"
@@ -33,14 +34,8 @@ def relative(target: str, page: str) -> str:
 def staged(source: str, page: str, address: str | None) -> str:
     """Return a page of the clone as it is on the site."""
 
-    def path_of(link: str) -> str:
-        return str(PurePosixPath("/", source).parent.joinpath(link)).lstrip("/")
-
     def normal(link: str) -> str:
-        parts: list[str] = []
-        for part in path_of(link).split("/"):
-            parts = parts[:-1] if part == ".." else [*parts, part]
-        return "/".join(parts)
+        return posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
 
     def link(found: re.Match[str]) -> str:
         text, target, anchor = found[1], normal(found[2]), found[3] or ""

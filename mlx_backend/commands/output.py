@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.commands.terminal import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -34,7 +36,7 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 def say(*lines: str) -> None:
     """Print lines on standard output. If they can no longer be read, this and all that follows is not printed."""
     try:
-        print(*lines, sep="\n", flush=True)
+        print(*map(printable, lines), sep="\n", flush=True)
     except (OSError, ValueError):  # the pipe's reader has gone, or standard output was closed
         # At exit Python flushes what was not written, and would end with an error.
         with contextlib.suppress(OSError, ValueError):

@@ -29,6 +29,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.commands.errors import WRONG_USAGE, CommandError
 from mlx_backend.commands.json_lines import InputError, answer_input, decode, write, write_text
 from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.conversation.json_values import json_type
@@ -110,8 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             dialect = _of_folder(LocalModels().find(arguments.model).folder)
         except (OSError, ValueError) as error:
-            print(f"mlx-backend parse: cannot read {arguments.model}: {error}", file=sys.stderr)
-            return 2
+            raise CommandError(f"{arguments.model} cannot be read: {error}", status=WRONG_USAGE) from None
     if arguments.list:
         return _list_dialects(as_lines=arguments.jsonl)
     defaults = RawOutput(
@@ -138,7 +138,7 @@ def _of_folder(folder: Path) -> Dialect:
         template,
         files.control_tokens(files.added_tokens(folder), template),
         files.response_template(folder),
-        on_refused=lambda reason: print(f"mlx-backend parse: {reason}", file=sys.stderr),
+        on_refused=lambda reason: CommandError(reason).show(),
     ).dialect
 
 

@@ -15,12 +15,12 @@ object with `error` in its place, and exit status 1.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.commands.errors import WRONG_USAGE, CommandError
 from mlx_backend.commands.json_lines import InputError, answer_input, chat_request, read_template
 from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.conversation.json_values import json_type
@@ -61,8 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             default = _of_folder(arguments.model) if arguments.model else _of_template(arguments.template)
         except (InputError, EngineError) as error:
-            print(f"mlx-backend render: {error}", file=sys.stderr)
-            return 2
+            raise CommandError(str(error), status=WRONG_USAGE) from None
     elif not arguments.jsonl:
         arguments.refuse("name a model's folder (--model) or a chat template (--template)")
     find = lru_cache(maxsize=64)(_of_template)

@@ -11,12 +11,12 @@ renders too. Take the character out to have the text back.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.commands.errors import WRONG_USAGE, CommandError
 from mlx_backend.commands.json_lines import InputError, answer_input, chat_request, decode, read_template
 from mlx_backend.conversation.background_requests import find_background_prompt
 from mlx_backend.conversation.dialects import detect
@@ -57,8 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             template = read_template(arguments.template)
         except InputError as error:
-            print(f"mlx-backend sanitise: {error}", file=sys.stderr)
-            return 2
+            raise CommandError(str(error), status=WRONG_USAGE) from None
         traits, dialect = probe_history(template), detect(template, ())
         scale = probe_effort(template, reasons=traits.is_reasoning_model)
     return answer_input(

@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import secrets
-import sys
 import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -396,5 +395,5 @@ def _bind_failure(settings: Settings, error: OSError) -> str:
 
 
 def _failed(message: str) -> int:
-    print(f"mlx-backend: {message}", file=sys.stderr)
+    CommandError(message).show()
     return 1

@@ -81,7 +81,7 @@ def test_another_template_may_be_named(run: Run, tmp_path: Path) -> None:
 def test_a_template_that_cannot_be_read_is_said_so(run: Run, tmp_path: Path) -> None:
     status, out, err = run("{}", "--template", str(tmp_path / "none.jinja"))
     assert (status, out) == (2, "")
-    assert err.startswith("mlx-backend sanitise: cannot read")
+    assert err.startswith("mlx-backend: cannot read")
 
 
 def test_every_line_gets_a_line_with_its_id(run: Run) -> None:
