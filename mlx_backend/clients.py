@@ -25,7 +25,7 @@ UNUSED: Final = "unused"
 MAX_OUTPUT: Final = 32_000
 """Tokens that clients are told to leave for an answer."""
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-_PLACEHOLDER = re.compile(r"\{\{(url|container_url|model|context|output|sees|key|secret)\}\}")
+_PLACEHOLDER = re.compile(r"\{\{(url|container_url|model|context|output|sees|key|secret|shell_secret)\}\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,8 @@ class ServerAccess:
 class Snippet:
     """A piece of configuration or code. `file`: where it belongs, if it is a file's that every user has in one place.
 
-    `key` is what stands for `{{key}}` with a literal key; `key_variable` where the client reads the variable.
+    `key` is what stands for `{{key}}` with a literal key: `{{secret}}` in it, or `{{shell_secret}}` for a word of a
+    shell; `key_variable` where the client reads the variable.
     """
 
     language: Language
@@ -66,7 +67,7 @@ class Snippet:
         """Return the text for a server; values are quoted as its language has it, inside the quotes that are there."""
         secret = access.secret
         # Some files take no literal key, only a variable's name.
-        is_literal = secret is not None and (secret == UNUSED or "{{secret}}" in self.key)
+        is_literal = secret is not None and (secret == UNUSED or "secret}}" in self.key)
         text = self.text.replace("{{key}}", self.key if is_literal else self.key_variable)
         if "os.environ[" in text:
             text = f"import os\n\n{text}"
@@ -82,6 +83,7 @@ def _fill(text: str, access: ServerAccess, language: Language = "text") -> str:
         "output": str(min(MAX_OUTPUT, access.context // 4)),
         "sees": "true" if access.sees else "false",
         "secret": access.secret or "",
+        "shell_secret": shlex.quote(access.secret or ""),
     }
     return _PLACEHOLDER.sub(lambda found: _quoted(values[found[1]], language), text)
 
@@ -197,7 +199,7 @@ export CLAUDE_CODE_MAX_CONTEXT_TOKENS={{context}} CLAUDE_CODE_MAX_OUTPUT_TOKENS=
   "apiKeyHelper": {{key}}
 }
 """,
-                key="\"echo '{{secret}}'\"",
+                key='"printf %s {{shell_secret}}"',
                 key_variable=f'"printenv {KEY_VARIABLE}"',
             ),
         ),

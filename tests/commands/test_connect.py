@@ -228,6 +228,14 @@ def test_a_key_is_written_only_when_that_is_asked_for(home: Path, capsys: pytest
         assert config.stat().st_mode & 0o077 == 0
 
 
+def test_a_command_that_prints_the_key_prints_any_key_as_it_is(home: Path) -> None:
+    key = """it's "a" \\n $HOME key"""
+    with running(ScriptedEngine([]), api_key=key) as served:
+        assert connect(served, "claude-code", "--write", "-y", "--key", key, "--literal-key") == 0
+    helper = json.loads((home / ".claude/settings.json").read_text())["apiKeyHelper"]
+    assert subprocess.run(["sh", "-c", helper], capture_output=True, text=True, check=True).stdout == key
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
