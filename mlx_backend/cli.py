@@ -12,12 +12,14 @@ import importlib
 import os
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mlx_backend import version_and_commit
-from mlx_backend.commands.errors import FAILED, WRONG_USAGE, CommandError, exit_codes
+from mlx_backend.commands.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, exit_codes
 from mlx_backend.commands.stop_signals import ended_by_interrupts
 from mlx_backend.commands.suggestions import did_you_mean
+from mlx_backend.commands.terminal import discard_output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,31 +69,43 @@ _NAMES = {name: command for command, (_, _, aliases) in COMMANDS.items() for nam
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Without a command it is `serve`."""
+    _open_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
-    match words:
-        case ["--version" | "-V" | "version"]:
-            print(f"{PROGRAM} {version_and_commit()}")
-            return 0
-        case ["help" | "--help" | "-h"]:
-            print(overview())
-            return 0
-        case ["help", command, *_]:
-            words = [command, "--help"]
     arguments = None
     try:
-        with ended_by_interrupts():
-            arguments = _parse(words)
-        status: int = arguments.run(arguments)
+        match words:
+            case ["--version" | "-V" | "version"]:
+                print(f"{PROGRAM} {version_and_commit()}")
+                status = 0
+            case ["help" | "--help" | "-h"]:
+                print(overview())
+                status = 0
+            case _:
+                if words[:1] == ["help"]:
+                    words = [words[1], "--help"]
+                with ended_by_interrupts():
+                    arguments = _parse(words)
+                status = arguments.run(arguments)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # what reads the output has gone; Python would say so again at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     except CommandError as error:
         error.show(as_json=getattr(arguments, "json", False))
         return error.status
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # else what reads the output has gone
+            where = f"{error.filename}: " if error.filename else "The output cannot be written: "
+            print(f"{PROGRAM}: {where}{error.strerror or error}", file=sys.stderr)
+        discard_output()
+        return FAILED
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
+
+
+def _open_closed_streams() -> None:
+    """Read nothing from, and write into nothing, what was closed before the process began."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 (as long as the process lives)
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -151,7 +165,8 @@ def _unknown_command(name: str) -> str:
         return (
             f"unknown command {name!r}. A model comes after a command: `{PROGRAM} serve {name}`, for instance"
         )
-    return f"unknown command {name!r}{did_you_mean(name, _NAMES)}; `{PROGRAM} help` lists them all"
+    hint = did_you_mean(name, _NAMES) or f"; `{PROGRAM} help` lists them all"
+    return f"unknown command {name!r}{hint}"
 
 
 class CommandParser(argparse.ArgumentParser):

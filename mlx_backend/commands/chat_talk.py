@@ -92,9 +92,8 @@ class Talk:
         if name in self._commands:
             self._commands[name].do(rest.strip())
         elif word.startswith("/") and "/" not in word[1:] and "\n" not in text:
-            raise CommandError(
-                f"There is no {word}{did_you_mean(word, self._commands)}; /? lists what there is."
-            )
+            hint = did_you_mean(word, self._commands) or "; /? lists what there is."
+            raise CommandError(f"There is no {word}{hint}")
         else:
             self._chat.send(self._chat.message(text))
 

@@ -7,7 +7,6 @@ and the line; the exit status is then 1. Knows nothing of what the objects mean.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -101,15 +100,11 @@ def answer_input(
 
 
 def write(result: dict[str, Any]) -> None:
-    """Print an object as a line of JSON. Exits with 1 if what reads the output has gone."""
+    """Print an object as a line of JSON. Raises OSError."""
     write_text(json.dumps(result, ensure_ascii=False) + "\n")
 
 
 def write_text(text: str) -> None:
-    """Print text in UTF-8, half of a surrogate pair as JSON's escape. Exits with 1 if what reads it has gone."""
-    try:
-        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:  # Python would report it again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    """Print text in UTF-8, half of a surrogate pair as JSON's escape. Raises OSError."""
+    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+    sys.stdout.buffer.flush()

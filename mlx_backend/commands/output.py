@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.commands.terminal import printable
+from mlx_backend.commands.terminal import discard_output, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,9 +38,7 @@ def say(*lines: str) -> None:
     try:
         print(*map(printable, lines), sep="\n", flush=True)
     except (OSError, ValueError):  # the pipe's reader has gone, or standard output was closed
-        # At exit Python flushes what was not written, and would end with an error.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
 
 
 class LineFormatter(logging.Formatter):

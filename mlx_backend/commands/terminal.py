@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -83,6 +85,15 @@ def _print_trimmed(table: Table) -> None:
     with console().capture() as captured:
         console().print(table)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def discard_output() -> None:
+    """Discard what goes to standard output from now on, and what has not been written: nobody can read it.
+
+    Python would write it at exit, and end with an error.
+    """
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def is_interactive() -> bool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,3 +67,30 @@ def test_what_is_misspelt_is_refused_with_what_was_perhaps_meant(
         status = int(exited.code or 0)
     assert status == 2
     assert message in capsys.readouterr().err
+
+
+COMMAND = f"'{sys.executable}' -P -m mlx_backend"
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        ("help | head -n 1 > /dev/null; exit ${PIPESTATUS[0]}", {0, 1}, ""),
+        ("help >&-", {0}, ""),
+        ("list --json >&-", {0}, ""),
+        ("show mlx-demo <&- >&- 2>&-", {0}, ""),
+        ("help > /dev/full", {1}, "mlx-backend: The output cannot be written: No space left on device"),
+        ("list > /dev/full", {1}, "mlx-backend: The output cannot be written: No space left on device"),
+        (
+            "parse --list > /dev/full",
+            {1},
+            "mlx-backend: The output cannot be written: No space left on device",
+        ),
+    ],
+)
+def test_an_output_that_takes_nothing_is_no_traceback(line: str, status: set[int], said: str) -> None:
+    if "/dev/full" in line and not Path("/dev/full").exists():
+        pytest.skip("this system has no device that is always full")
+    done = subprocess.run(["bash", "-c", f"{COMMAND} {line}"], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode in status
+    assert done.stderr.strip() == said
