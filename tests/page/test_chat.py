@@ -237,7 +237,7 @@ def test_a_question_is_edited_and_settings_go_with_the_request(open_page: OpenPa
     with ScriptedEngine(count) as engine, running(engine) as server:
         page = open_page(server.url)
         page.get_by_role("button", name="Chat settings").click()
-        page.get_by_label("Most tokens").fill("77")
+        page.get_by_label("Max tokens").fill("77")
         page.get_by_role("button", name="Close").click()
         say(page, "first")
         expect(finished(page).locator(".markdown")).to_have_text("You said 0.")

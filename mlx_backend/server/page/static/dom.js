@@ -113,7 +113,7 @@ export const count = (value) => whole.format(value);
 export const number = (value) => short.format(value);
 export const seconds = (value) => (value < 100 ? `${(value < 10 ? rough : short).format(value)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`);
 export const percent = (value) => `${Math.round(100 * value)} %`;
-export const time = (at) => new Date(at * 1000).toLocaleTimeString(language, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+export const time = (at) => new Date(at * 1000).toLocaleTimeString(language, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
 export function bytes(value) {
   const unit = value >= 1e9 ? [1e9, "GB"] : value >= 1e6 ? [1e6, "MB"] : [1e3, "kB"];
