@@ -193,7 +193,7 @@ def serving(source: str) -> Iterator[tuple[str, str, str]]:
             models = _models(chosen, on_status=progress, is_pinned=False)
             stack.callback(models.stop)
             name = models.statuses()[0].name
-            models.acquire(name, math.inf).release()
+            models.acquire(name, math.inf, is_reported=True).release()
             app = App(models, chosen.settings, memory=models.memory)
             limits = ConnectionLimits(max_body_bytes=chosen.settings.max_received_bytes)
             server = Server("127.0.0.1", 0, app, requests=chosen.settings.max_requests, limits=limits)

@@ -228,10 +228,10 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     names = [file.name for file in folder.iterdir()]
     if "config.json" not in names and (below := _models_within(folder)):
         raise EngineError(
-            f"{name!r} holds no model itself: there is no config.json in {folder}, but one in "
+            f"{name!r} holds no model itself: there is no config.json in {folder.absolute()}, but one in "
             f"{' and in '.join(below)}. Name that folder."
         )
-    check_names(name, names, str(folder))
+    check_names(name, names, str(folder.absolute()))
     _check_files(name, folder)
     try:
         config = read_json(folder / "config.json")
@@ -295,7 +295,7 @@ def problem_of(folder: Path, name: str) -> str | None:
     if not any_match(names, "config.json", _ADAPTER_CONFIG, "model_index.json", "*.gguf"):
         return None
     try:
-        check_names(name, names, str(folder))
+        check_names(name, names, str(folder.absolute()))
         _check_files(name, folder)
         config = read_json_or_empty(folder / "config.json")
         if reason := why_not_served(name, config, names):

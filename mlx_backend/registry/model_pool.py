@@ -262,8 +262,8 @@ class ModelPool[S: LoadedService]:
                 raise
             return self._catalogue.find(self._default_name)
 
-    def acquire(self, name: str | None, wait: float) -> Lease[S]:
-        """Lease a model, loading it if necessary.
+    def acquire(self, name: str | None, wait: float, *, is_reported: bool = False) -> Lease[S]:
+        """Lease a model, loading it if necessary. With `is_reported` a failure is not logged, as the caller says it.
 
         Raises UnknownModel, ModelNotAllowed, InsufficientMemory, ModelLoading after `wait` seconds, EngineStopped
         when the pool is stopping, EngineBusy if no thread can be started for it, and what loading raised: the same
@@ -272,12 +272,12 @@ class ModelPool[S: LoadedService]:
         called = self.find(name)
         spec = self._catalogue.loaded(called)
         deadline = self._clock.now() + max(0.0, wait)
-        lease = self._acquire(spec, deadline, called.name)
+        lease = self._acquire(spec, deadline, called.name, is_reported=is_reported)
         engine = lease.service.engine
         if not engine.is_healthy() and engine.status().state == "stopped":
             # It does not restart by itself. Reload once: an engine that stops again will say so when it is used.
             self._discard(lease)
-            lease = self._acquire(spec, deadline, called.name)
+            lease = self._acquire(spec, deadline, called.name, is_reported=is_reported)
         return lease
 
     def preload(self) -> None:

@@ -125,11 +125,11 @@ class MultiModelRegistry:
         """Load the pinned models; raise the EngineError of the first that fails."""
         self._pool.preload()
 
-    def acquire(self, name: str | None, wait: float) -> Lease[Service]:
-        """Lease a language model, loading it if necessary."""
+    def acquire(self, name: str | None, wait: float, *, is_reported: bool = False) -> Lease[Service]:
+        """Lease a language model, loading it if necessary; `is_reported` as for the pool."""
         called = self._called(name)
         self._check_type("llm", called.spec)
-        lease = cast("Lease[Service]", self._pool.acquire(called.name, wait))
+        lease = cast("Lease[Service]", self._pool.acquire(called.name, wait, is_reported=is_reported))
         return Lease(called.spec.name, self._view(called, lease.service), lease.release)
 
     def acquire_embedder(self, name: str | None, wait: float, model_type: ModelType) -> Lease[Embedder]:
