@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.commands.chat_session import ChatSession, checked_effort, image_part
 from mlx_backend.commands.errors import INTERRUPTED, CommandError
-from mlx_backend.commands.local_models import DEMOS, LocalModels
+from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.commands.running_server import RunningServer, add_server_options, name_on_server
 from mlx_backend.commands.terminal import add_json_option, is_interactive, print_json
+from mlx_backend.demo import DEMOS, MODEL_NAME
 
 if TYPE_CHECKING:
     import argparse
@@ -115,7 +116,7 @@ def _picked(local: LocalModels) -> str:
     chats = [each for each in local.all if each.description.kind == "llm"]
     real = [each.name for each in chats if each.name not in DEMOS]
     if len(real) <= 1:
-        return real[0] if real else DEMOS[0]
+        return real[0] if real else MODEL_NAME
     if not is_interactive():
         raise CommandError(f"There are several models here: name one of {', '.join(real)}.")
     from mlx_backend.commands.list import print_models

@@ -101,7 +101,11 @@ class Talk:
 
     def _effort(self, word: str) -> None:
         if word:
-            self._chat.effort = checked_effort(word)
+            try:
+                self._chat.effort = checked_effort(word)
+            except CommandError:
+                levels = self._chat.efforts() or "none"
+                raise CommandError(f"{word!r} is no effort; {self._chat.model} has {levels}.") from None
         self._say(
             f"effort {self._chat.effort or 'as the model has it'} · levels: {self._chat.efforts() or 'none'}"
         )

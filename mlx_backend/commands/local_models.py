@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.commands.errors import CommandError
 from mlx_backend.declaration import variable_of
-from mlx_backend.demo import EMBEDDING_MODEL_NAME, MODEL_NAME, VISION_MODEL_NAME, demo_path
+from mlx_backend.demo import DEMOS, demo_path
 from mlx_backend.device.memory import MIN_FOR_CACHES, room_for_weights
 from mlx_backend.errors import EngineError
 from mlx_backend.models.names import source_of
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from mlx_backend.models.description import ModelDescription
     from mlx_backend.models.files import ModelFiles
-
-DEMOS = (MODEL_NAME, VISION_MODEL_NAME, EMBEDDING_MODEL_NAME)
 
 
 def add_folder_options(parser: argparse.ArgumentParser) -> None:

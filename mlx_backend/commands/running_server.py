@@ -17,12 +17,13 @@ from mlx_backend.clients import KEY_VARIABLE, LOOPBACK
 from mlx_backend.commands.errors import NO_SERVER, CommandError
 from mlx_backend.commands.suggestions import did_you_mean
 from mlx_backend.declaration import VARIABLE_PREFIX, variable_of
+from mlx_backend.demo import DEMOS
 from mlx_backend.errors import first_line
 from mlx_backend.models.names import matching
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import httpx2
 
@@ -59,12 +60,20 @@ def default_url(environment: Any = os.environ) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def names_meant(name: str, names: Sequence[str]) -> list[str]:
+    """Return which of a server's names one may mean. A demonstration model's is never short for another's."""
+    return [each for each in names if each == name] if name in DEMOS else matching(name, names)
+
+
 class RunningServer:
     """One server. Its errors are CommandErrors, with the server's own words where it has some."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         import httpx2
 
+        if key and not key.isascii():
+            raise CommandError("An API key is sent in a header, and consists of ASCII characters.")
+        self._has_key = bool(key)
         url = url.strip().rstrip("/").removesuffix("/v1")
         try:
             # What is before an @ is a password: it would be shown with the address, and sent in place of the key.
@@ -111,7 +120,7 @@ class RunningServer:
     def model_name(self, name: str) -> str:
         """Return the server's own name of a model. Raises CommandError."""
         names = [str(model["id"]) for model in self.models()]
-        found = matching(name, names)
+        found = names_meant(name, names)
         if len(found) > 1:
             raise CommandError(f"{name!r} could be {' or '.join(found)}: name one of them.")
         if not found:
@@ -188,7 +197,7 @@ class RunningServer:
 
     def _refuse(self, status: int, said: dict[str, Any]) -> None:
         message = _message(said)
-        if status == 401:
+        if status == 401 and not self._has_key:
             message = f"The server at {self.url} wants an API key: give it with --key, or in ${KEY_VARIABLE}."
         raise CommandError(message or f"The server at {self.url} answered with HTTP status {status}.")
 
@@ -230,10 +239,10 @@ def name_on_server(
             raise CommandError(f"The server at {server.url} has no chat model.")
         if model is None:
             return names[0] if names else None
-        found = matching(model, names)
+        found = names_meant(model, names)
         if len(found) != 1:
             with suppress(CommandError):
-                found = matching(source(model), names)
+                found = names_meant(source(model), names)
     except CommandError:
         if is_named or model is None:
             raise

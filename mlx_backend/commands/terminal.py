@@ -34,8 +34,11 @@ def printable(text: str) -> str:
 
 
 @functools.cache
-def console(*, stderr: bool = False) -> Console:
-    """Return where a command draws: standard output, or standard error. Strings are made printable; no markup."""
+def console(*, stderr: bool = False, folds: bool = True) -> Console:
+    """Return where a command draws: standard output, or standard error. Strings are made printable; no markup.
+
+    Without `folds` lines may be longer than the terminal is wide, which wraps them by itself.
+    """
     from rich.console import Console
 
     class PrintableConsole(Console):
@@ -43,7 +46,7 @@ def console(*, stderr: bool = False) -> Console:
             return super().render_str(printable(text), **options)
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else _PIPE_COLUMNS
+    width = None if folds and stream.isatty() else _PIPE_COLUMNS
     return PrintableConsole(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
@@ -58,7 +61,10 @@ def print_json(value: Any) -> None:
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows under their headings, in columns; numbers look best if the caller has written them with units."""
+    """Print rows under their headings, in columns; numbers look best if the caller has written them with units.
+
+    A terminal that is too narrow wraps its lines: a name is never cut, and can be copied.
+    """
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
@@ -66,7 +72,7 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    _print_trimmed(table)
+    _print_trimmed(table, folds=False)
 
 
 def print_fields(fields: Iterable[tuple[str, str]]) -> None:
@@ -81,9 +87,10 @@ def print_fields(fields: Iterable[tuple[str, str]]) -> None:
     _print_trimmed(table)
 
 
-def _print_trimmed(table: Table) -> None:
-    with console().capture() as captured:
-        console().print(table)
+def _print_trimmed(table: Table, *, folds: bool = True) -> None:
+    drawing = console(folds=folds)
+    with drawing.capture() as captured:
+        drawing.print(table)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 

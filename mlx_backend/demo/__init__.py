@@ -20,6 +20,9 @@ _PATHS: Final = {
     EMBEDDING_MODEL_NAME: EMBEDDING_MODEL_PATH,
 }
 
+DEMOS: Final = tuple(_PATHS)
+"""Their names."""
+
 
 def demo_path(name: str) -> Path | None:
     """Return the folder of the demonstration model of this name; None if the name is none's."""

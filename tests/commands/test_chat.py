@@ -60,7 +60,7 @@ def test_a_talk_on_a_terminal(url: str, tmp_path: Path) -> None:
         talk.type("/effrt\r")
         talk.until("There is no /effrt; did you mean /effort?")
         talk.type("/effort banana\r")
-        talk.until('"banana" is not a reasoning effort')
+        talk.until("'banana' is no effort; mlx-demo has none low medium* high.")
         talk.type(f"/save {saved}\r")
         talk.until("saved in")
         talk.type("/bye\r")

@@ -12,7 +12,7 @@ from server_process import server_process
 
 from mlx_backend.cli import main
 from mlx_backend.commands import running_server
-from mlx_backend.commands.running_server import default_url
+from mlx_backend.commands.running_server import default_url, names_meant
 from mlx_backend.commands.terminal import console, print_json, print_table
 
 if TYPE_CHECKING:
@@ -62,6 +62,41 @@ def test_what_a_server_does_not_do_is_said_in_a_sentence(
     server = [] if "--url" in words else ["--url", url]
     assert main([*words, *server, *(["--key", key] if key else [])]) == status
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("gpt-oss:20b", ["me/gpt-oss-20b-MXFP4-Q8"]),
+        ("mlx-demo-vision", ["mlx-demo-vision"]),
+        ("mlx-demo", []),
+    ],
+)
+def test_a_short_name_means_a_longer_one_but_a_demonstration_models_means_no_other(
+    name: str, meant: list[str]
+) -> None:
+    assert names_meant(name, ["mlx-demo-vision", "me/gpt-oss-20b-MXFP4-Q8"]) == meant
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "message"),
+    [
+        ("http://me:hidden@127.0.0.1:1", "", "No server answers at http://127.0.0.1:1 "),
+        ("http://127.0.0.1:1", "schlüssel", "An API key is sent in a header"),
+    ],
+)
+def test_what_is_wrong_with_an_address_or_a_key_is_said_without_a_password(
+    url: str, key: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ps", "--url", url, "--key", key]) != 0
+    said = capsys.readouterr().err
+    assert message in said
+    assert "hidden" not in said
+
+
+def test_a_wrong_key_is_not_called_a_missing_one(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "--url", url, "--key", "wrong"]) == 1
+    assert "The API key is wrong" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
