@@ -69,7 +69,8 @@ _NAMES = {name: command for command, (_, _, aliases) in COMMANDS.items() for nam
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Without a command it is `serve`."""
-    _open_closed_streams()
+    if argv is None:
+        _open_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = None
     try:
