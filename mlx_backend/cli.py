@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             case ["--version" | "-V" | "version"]:
                 print(f"{PROGRAM} {version_and_commit()}")
                 status = 0
-            case ["help" | "--help" | "-h"]:
+            case ["help" | "--help" | "-h"] | ["help", "help" | "version", *_]:
                 print(overview())
                 status = 0
             case _:
@@ -116,6 +116,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
         name, *rest = words
         if name not in _NAMES:
             raise CommandError(_unknown_command(name), status=WRONG_USAGE)
+        if _NAMES[name] not in COMMANDS:
+            raise CommandError(f"nothing comes after `{PROGRAM} {name}`", status=WRONG_USAGE)
     else:
         name, rest = "serve", words
     return command_parser(_NAMES[name]).parse_args(rest)

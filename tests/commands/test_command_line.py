@@ -14,7 +14,7 @@ from mlx_backend.cli import COMMANDS, command_parser, main
 from mlx_backend.commands.errors import EXIT_CODES
 
 
-@pytest.mark.parametrize("words", [["help"], ["--help"], ["-h"]])
+@pytest.mark.parametrize("words", [["help"], ["--help"], ["-h"], ["help", "help"], ["help", "version"]])
 def test_help_lists_every_command_and_the_exit_codes(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,6 +51,7 @@ def test_the_version_is_said_in_three_ways(words: list[str], capsys: pytest.Capt
         (["banana"], "unknown command 'banana'; `mlx-backend help` lists them all"),
         (["pars"], "unknown command 'pars'; did you mean parse?"),
         (["help", "pars"], "did you mean parse?"),
+        (["version", "--json"], "nothing comes after `mlx-backend version`"),
         (["owner/model"], "`mlx-backend serve owner/model`"),
         (["--prot", "0"], "unknown option --prot; did you mean --port?"),
         (["serve", "--prot=0"], "unknown option --prot; did you mean --port?"),
