@@ -144,7 +144,7 @@ class LocalModels:
             return found[0]
         folder = Path(source).expanduser()
         if not folder.is_dir():
-            raise CommandError(f"{source} is not on this machine: fetch it with `mlx-backend pull {source}`.")
+            raise CommandError(f"{source} is not on this machine; `mlx-backend pull {source}` fetches it.")
         from mlx_backend.models.folders import read_config
 
         try:

@@ -123,12 +123,13 @@ def test_json_is_the_whole_reply(url: str) -> None:
         (["mlx-demo", "hi", "-p", "hi"], 2, "the prompt is there twice"),
         (["-p", "hi", "--url", "http://127.0.0.1:1"], 3, "No server answers at http://127.0.0.1:1"),
         (["mlx-dmo", "-p", "hi"], 1, "did you mean mlx-demo?"),
+        (["/no/such/folder", "-p", "hi"], 1, "There is no folder '/no/such/folder'"),
     ],
 )
 def test_what_cannot_be_asked_is_said_in_a_sentence(arguments: list[str], status: int, message: str) -> None:
     done = piped(*arguments, MLX_BACKEND_PORT="1")
     assert done.returncode == status
-    assert message in done.stderr
+    assert done.stderr.count(message) == 1
     assert "Traceback" not in done.stderr
     assert not done.stdout
 

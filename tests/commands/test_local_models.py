@@ -139,7 +139,7 @@ def test_rm_deletes_a_link_and_not_what_it_leads_to(
         (["rm", "-y", "mlx-demo"], "comes with this package"),
         (["rm", "-y", str(MODEL_PATH)], "a folder of yours"),
         (["rm", "tiny-oss"], "Nobody is here to answer"),
-        (["show", "gpt-oss:20b"], "fetch it with `mlx-backend pull mlx-community/gpt-oss-20b-MXFP4-Q8`"),
+        (["show", "gpt-oss:20b"], "`mlx-backend pull mlx-community/gpt-oss-20b-MXFP4-Q8` fetches it"),
         (["pull", "gpt-oss:20b"], "A smaller one that fits: mlx-community/Qwen3.5-9B-4bit"),
     ],
 )
