@@ -142,16 +142,24 @@ class LocalModels:
         source = self.source(name)
         if found := [model for model in self.all if model.name == source]:
             return found[0]
-        folder = Path(source).expanduser()
-        if not folder.is_dir():
-            raise CommandError(f"{source} is not on this machine; `mlx-backend pull {source}` fetches it.")
+        folder = self.folder(source)
         from mlx_backend.models.folders import read_config
 
         try:
             read_config(folder, source)
         except EngineError as error:
             raise CommandError(str(error)) from None
-        return LocalModel(folder.resolve().name, folder.resolve())
+        return LocalModel(folder.name, folder)
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of that name's model, or that folder itself, which need not hold a whole model."""
+        source = self.source(name)
+        if found := [model.folder for model in self.all if model.name == source]:
+            return found[0]
+        folder = Path(source).expanduser().resolve()
+        if not folder.is_dir():
+            raise CommandError(f"{source} is not on this machine; `mlx-backend pull {source}` fetches it.")
+        return folder
 
     @cached_property
     def memory(self) -> int:

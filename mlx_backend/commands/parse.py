@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     dialect = DIALECTS[arguments.dialect or DEFAULT_DIALECT]
     if arguments.model:
         try:
-            dialect = _of_folder(LocalModels().find(arguments.model).folder)
+            dialect = _of_folder(LocalModels().folder(arguments.model))
         except (OSError, ValueError) as error:
             raise CommandError(f"{arguments.model} cannot be read: {error}", status=WRONG_USAGE) from None
     if arguments.list:

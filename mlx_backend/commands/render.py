@@ -112,7 +112,7 @@ def _of_folder(folder: str) -> PromptedModel:
     with importing_mlx("off"):  # a tokenizer multiplies no matrices
         from mlx_backend.engine.mlx.loading import load_tokenizer
 
-    return PromptedModel.of(*load_tokenizer(LocalModels().find(folder).folder))
+    return PromptedModel.of(*load_tokenizer(LocalModels().folder(folder)))
 
 
 def _request(line: bytes) -> dict[str, Any]:
