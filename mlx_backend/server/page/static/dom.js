@@ -115,8 +115,9 @@ export const seconds = (value) => (value < 100 ? `${(value < 10 ? rough : short)
 export const percent = (value) => `${Math.round(100 * value)} %`;
 export const time = (at) => new Date(at * 1000).toLocaleTimeString(language, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
+// Of memory, in the units of --memory-gb and of a Mac's "32 GB": multiples of 1024.
 export function bytes(value) {
-  const unit = value >= 1e9 ? [1e9, "GB"] : value >= 1e6 ? [1e6, "MB"] : [1e3, "kB"];
+  const unit = value >= 2 ** 30 ? [2 ** 30, "GB"] : value >= 2 ** 20 ? [2 ** 20, "MB"] : [2 ** 10, "KB"];
   return `${short.format(value / unit[0])} ${unit[1]}`;
 }
 
