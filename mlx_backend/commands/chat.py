@@ -9,9 +9,7 @@ terminal it is the answer alone.
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,6 +17,7 @@ from mlx_backend.commands.chat_session import ChatSession, checked_effort, image
 from mlx_backend.commands.errors import INTERRUPTED, CommandError
 from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.commands.running_server import RunningServer, add_server_options, name_on_server
+from mlx_backend.commands.stop_signals import raise_interrupts
 from mlx_backend.commands.terminal import add_json_option, is_interactive, print_json
 from mlx_backend.demo import DEMOS, MODEL_NAME
 
@@ -47,8 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Talk, or print one answer."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    raise_interrupts()
     asked = _asked(arguments)
     effort = None if arguments.effort is None else checked_effort(arguments.effort)
     images = [image_part(file) for file in arguments.image]

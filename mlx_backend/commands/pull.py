@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.commands.errors import INTERRUPTED, CommandError
 from mlx_backend.commands.local_models import LocalModels, add_folder_options
+from mlx_backend.commands.stop_signals import raise_interrupts
 from mlx_backend.commands.terminal import add_json_option, console, print_json
 from mlx_backend.device.memory import too_large
 from mlx_backend.errors import EngineError
@@ -53,6 +54,7 @@ def fetched(repository: str, models: LocalModels) -> Path:
         raise CommandError(
             too_large(repository, weights, models.memory, is_given=models.is_memory_given, smaller=smaller)
         )
+    raise_interrupts()
     with _DownloadBar(repository) as bar:
         try:
             return download(repository, bar.advance)

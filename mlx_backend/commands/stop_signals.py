@@ -39,6 +39,12 @@ def ended_by_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def raise_interrupts() -> None:
+    """Have Ctrl-C raise KeyboardInterrupt from now on: in `python -m mlx_backend` it ends the process."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class StopSignals:
     """Signals, and bytes that other threads post, in the order in which they come. Made in the main thread.
 

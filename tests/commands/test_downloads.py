@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hub_server import Fault, HubServer, hub
+from terminal_process import terminal_process
 
 from mlx_backend.demo import MODEL_PATH
 
@@ -170,6 +171,29 @@ def test_a_model_that_a_request_names_is_downloaded_the_same_way(server: HubServ
         gate.opened.set()
         thread.join(60)
         assert json.loads(answers[0])["model"] == DEMO
+
+
+def test_pull_shows_bytes_speed_and_time_stops_at_ctrl_c_and_goes_on(
+    server: HubServer, tmp_path: Path
+) -> None:
+    gate = Gate(server, after=3 << 20)
+    hub = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    with terminal_process("pull", DEMO, **hub) as pull:
+        assert gate.reached.wait(60)
+        shown = pull.until(" MB/s")
+        assert re.search(r"demo .* \d+% [\d.]+/[\d.]+ MB", shown), shown
+        pull.type("\x03")
+        pull.until(f"Stopped. `mlx-backend pull {DEMO}` goes on where it was.")
+        pull.to_end()
+        assert pull.process.wait(60) == 130
+        gate.opened.set()
+    with terminal_process("pull", DEMO, **hub) as pull:
+        pull.until(f"{DEMO} is here: ")
+        pull.to_end()
+        assert pull.process.wait(60) == 0
+    first, again = (begin for name, begin in server.ranges if name == WEIGHTS)
+    assert first == 0
+    assert again > 0
 
 
 @pytest.mark.parametrize(
