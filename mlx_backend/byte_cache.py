@@ -67,8 +67,8 @@ class CacheBudget:
 class ByteCache[K: Hashable, V]:
     """Key -> value; the least recently used are evicted first. Safe to use from any thread.
 
-    It holds at most `max_entries`. With `owner_of`, which tells whose a key is, those are evicted first of whoever has
-    most bytes here: nobody can push out what others have.
+    It holds at most `max_entries`. `owner_of` returns the owner of a key; with it, entries of the owner with the most
+    bytes are evicted first, so that no owner can push out what others have.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What clients need to be told to use this server: what `connect`, docs/clients.md and the server's page show.
+"""How each client is set up to use this server: what `connect`, docs/clients.md and the server's page show.
 
 A snippet is a text with placeholders: `{{url}}` (without /v1), `{{container_url}}` (the same, as a container sees it),
 `{{model}}`, `{{context}}`, `{{output}}`, `{{sees}}` and `{{key}}`. Data and their filling; writes no

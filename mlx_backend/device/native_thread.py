@@ -19,7 +19,7 @@ class NativeThread(threading.Thread):
     """A thread that may use MLX."""
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, on Linux also the system's; elsewhere ending a thread does not abort the process."""
+        """Wait for its end, on Linux also the system's, which only /proc shows; on a Mac this was not tried."""
         super().join(timeout)
         if self.is_alive():
             return

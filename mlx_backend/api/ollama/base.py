@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mlx_backend.api.addresses import Api
 from mlx_backend.api.ollama.objects import OllamaError
 from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED
+from mlx_backend.models.names import LATEST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from mlx_backend.api.errors import ApiError
 
 STREAM_TYPE = "application/x-ndjson"
-_LATEST = ":latest"
 _WORDS: Mapping[str | None, str] = {
     CONTEXT_LENGTH_EXCEEDED: "the input length exceeds the context length",
     "model_not_found": "model not found",
@@ -34,7 +34,7 @@ OLLAMA = Api(OllamaError, error_object)
 
 def tagged(name: str) -> str:
     """Return a name as it is listed. Open WebUI adds the tag to a name without one, and looks that up in the list."""
-    return name if ":" in name else name + _LATEST
+    return name if ":" in name else name + LATEST
 
 
 def as_time(seconds: float) -> str:

@@ -15,8 +15,8 @@ drafts.
 A constraint has to see a token before it can mask the next one. So a constrained sequence is sampled for only when
 the token before is known, and gets no drafts, unless its constraint has promised not to mask the next tokens.
 
-A network or a cache may raise whatever it likes. What the caches of this decoder hold is not known then, unless
-something else is said; whoever has it `drop` its sequences can have their prompts prefilled again. Knows nothing of
+A network or a cache may raise whatever it likes. Unless a method says otherwise, what the caches of this decoder hold
+is not known then: its owner calls `drop` and has the prompts of those sequences prefilled again. Knows nothing of
 queues, the prefix cache, or how prompts are prefilled up to their last chunk.
 """
 
