@@ -6,10 +6,12 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import termios
 from contextlib import contextmanager, suppress
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from server_process import COMMAND, ENVIRONMENT
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROWS, COLUMNS = 40, 100
+MAX_WAIT_SECONDS = 120
+"""For what is to be shown: then it will not come, though a spinner may turn for ever."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()=>].?|\r")
 _WHERE_IS_THE_CURSOR = b"\x1b[6n"
 
@@ -36,22 +40,27 @@ class TerminalProcess:
 
     def until(self, words: str) -> str:
         """What was shown since the words that were waited for before, up to these."""
+        deadline = monotonic() + MAX_WAIT_SECONDS
         while (at := self._text.find(words, self._seen)) < 0:
-            assert self._read(), f"it ended before {words!r} was shown: {self._text[self._seen :]}"
+            assert self._read(deadline), f"it ended before {words!r} was shown: {self._text[self._seen :]!r}"
         before, self._seen = self._seen, at + len(words)
         return self._text[before : self._seen]
 
     def to_end(self) -> None:
         """Wait until the process has ended."""
-        while self._read():
+        deadline = monotonic() + MAX_WAIT_SECONDS
+        while self._read(deadline):
             pass
 
     @property
     def _text(self) -> str:
         return _CONTROL.sub("", self.raw)
 
-    def _read(self) -> bool:
+    def _read(self, deadline: float) -> bool:
+        """Take in what is new; False at the end."""
         data = b""
+        if not select.select([self._terminal], [], [], max(0, deadline - monotonic()))[0]:
+            raise AssertionError(f"not within {MAX_WAIT_SECONDS} s: {self._text[self._seen :]!r}")
         with suppress(OSError):  # as Linux says that the other end is closed
             data = os.read(self._terminal, 65536)
         if _WHERE_IS_THE_CURSOR in data:

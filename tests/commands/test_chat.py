@@ -7,6 +7,8 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from running_server import running
+from scripted_engine import ScriptedEngine, ScriptedTokenizer
 from server_process import COMMAND, ENVIRONMENT, server_process
 from terminal_process import terminal_process
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 QUESTION = "What is 3+4?"
 ANSWER = "3 + 4 = 7"
+FINAL = "<|channel|>final<|message|>"
+FINAL_TOKENS = ScriptedTokenizer().encode(FINAL, control_tokens=True)
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +75,28 @@ def test_a_talk_on_a_terminal(url: str, tmp_path: Path) -> None:
     assert QUESTION in (tmp_path / "mlx-backend" / "chat_history").read_text()
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_talk(url: str, tmp_path: Path) -> None:
-    with terminal_process("chat", "--url", url, "--effort", "none", XDG_STATE_HOME=str(tmp_path)) as talk:
-        talk.until(">>> ")
-        talk.type("Count to 15.\r")
-        talk.until("1, 2")
-        talk.type("\x03")
-        talk.until("stopped")
-        talk.until(">>> ")
-        talk.type("\x03")
-        talk.until("/bye or Ctrl-D ends.")
-        talk.type("/retry\r")
-        talk.until("14, 15")
-        talk.until("tok/s")
-        talk.until(">>> ")
-        talk.type("\x04")
-        talk.to_end()
-        assert talk.process.wait(60) == 0
+def test_ctrl_c_stops_the_answer_and_not_the_talk(tmp_path: Path) -> None:
+    engine = ScriptedEngine([f"{FINAL}1, 2, 3, 4, and so on", f"{FINAL}Well.<|return|>"], gated=True)
+    with running(engine) as server:
+        engine.advance(len(FINAL_TOKENS) + 2)  # up to "1, 2, ", where it stands still
+        with terminal_process("chat", "--url", server.url, XDG_STATE_HOME=str(tmp_path)) as talk:
+            talk.until(">>> ")
+            talk.type("Count.\r")
+            talk.until("1, 2")
+            talk.type("\x03")
+            talk.until("stopped")
+            talk.until(">>> ")
+            assert engine.requests[0].cancelled.wait(60)
+            talk.type("\x03")
+            talk.until("/bye or Ctrl-D ends.")
+            engine.advance(100)
+            talk.type("/retry\r")
+            talk.until("Well.")
+            talk.until("tok/s")
+            talk.until(">>> ")
+            talk.type("\x04")
+            talk.to_end()
+            assert talk.process.wait(60) == 0
 
 
 def test_where_no_server_runs_the_model_is_served_by_the_command_itself_and_answers_a_pipe() -> None:
