@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list[any]", "dict[str,any]"})
 """Pydantic's, in the path of a value that may be of several types."""
+MAX_ENTRIES = 100_000
+"""Of a list whose entries are looked at one by one: millions of them keep the interpreter from all other requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,10 @@ class Sent:
         return Sent(value, f"{self.path}.{name}" if self.path else name)
 
     def entries(self) -> list[Sent]:
-        """Return the entries of a list; none of any other value."""
+        """Return the entries of a list; none of any other value. Raises the ApiError of one with too many."""
         values = self.value if isinstance(self.value, list) else ()
+        if len(values) > MAX_ENTRIES:
+            raise self.refusal(f"{len(values):,} entries are too many; send at most {MAX_ENTRIES:,}.")
         return [Sent(value, f"{self.path}[{at}]") for at, value in enumerate(values)]
 
     # -- checks: each raises ApiError -------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 from werkzeug import Request
@@ -23,6 +24,7 @@ from mlx_backend.api.ollama import addresses as ollama
 from mlx_backend.api.ollama.base import OLLAMA
 from mlx_backend.api.openai import addresses as openai
 from mlx_backend.api.responses import addresses as responses
+from mlx_backend.errors import EngineBusy
 from mlx_backend.registry.allowed_models import AllowedModels
 from mlx_backend.server import auth
 from mlx_backend.server.api_keys import ApiKeys, is_loopback
@@ -51,10 +53,10 @@ from mlx_backend.server.status import (
     MetricsHandler,
     ReadyHandler,
 )
-from mlx_backend.server.wsgi_server import SPARE_THREADS
+from mlx_backend.server.wsgi_server import HAS_ROOM_FOR, SPARE_THREADS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
     from werkzeug import Response
@@ -69,6 +71,8 @@ if TYPE_CHECKING:
 
 
 _PREFIX = "/v1"
+_LARGE_ANSWER = 64 << 10
+"""Bytes. Smaller ones are sent however many are not read."""
 
 
 def all_routes(*, page: bool = True) -> list[Route]:
@@ -173,6 +177,7 @@ class App:
                     if client.key is not None:
                         self._rate_limits.admit(client.key)
                 response = handler.handle(request, self._backend(record), arguments)
+                _check_room(response, environ)
         except Exception as error:
             explained = as_api_error(error, is_draining=self.in_flight.is_draining)
             # They refer to what was being done, the request's body with it, and what was being done to them.
@@ -223,6 +228,18 @@ class App:
             self._rate_limits,
             self._metrics,
             record,
+        )
+
+
+def _check_room(response: Response, environ: WSGIEnvironment) -> None:
+    """Raise EngineBusy if a large answer would wait with too many others for its client to read it."""
+    size = response.calculate_content_length() if response.is_sequence else 0
+    has_room: Callable[[int], bool] = environ.get(HAS_ROOM_FOR, lambda _: True)
+    if size and size > _LARGE_ANSWER and not has_room(size):
+        response.close()
+        raise EngineBusy(
+            f"The answer has {ceil(size / (1 << 20))} MB. With those that you have not read yet it is more than this "
+            "server holds for a client: read them first, or ask for less at once."
         )
 
 

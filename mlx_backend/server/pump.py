@@ -53,12 +53,11 @@ class Pump:
     """Moves what an iterator yields into a sink, on the writer's thread, each time it is resumed.
 
     The iterator may not wait: where it has nothing yet it yields something that is false, and whoever has more for it
-    calls `resume`. While `is_blocked` says that the sink takes no more, nothing is moved.
+    calls `resume`.
     """
 
-    def __init__(self, writer: Writer, is_blocked: Callable[[], bool]) -> None:
+    def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._is_blocked = is_blocked
         self._source: Iterator[Any] | None = None
         self._sink: Callable[[list[Any]], object] = list
         self._error: BaseException | None = None
@@ -84,7 +83,7 @@ class Pump:
     def move(self) -> None:
         """Move what there is. Called by the writer."""
         self._is_queued = False  # first: what comes from now on may be missed below
-        if (source := self._source) is None or self._is_blocked():
+        if (source := self._source) is None:
             return
         pieces = []
         try:

@@ -4,9 +4,10 @@ waitress receives and sends in one thread, its loop; a request takes a thread of
 arrived. So a client that sends slowly costs a socket. Added to that here:
 
     times for a request's head and body, and the rate of a body; how slowly an answer may be read
-    connections altogether and of one address; the bytes received and not yet answered
+    connections altogether and of one address; the bytes received and not yet answered, and those not yet read
     `environ[ON_DISCONNECT]`, with which an application hears at once that its client has disconnected
-    `environ[HOLD_BODY]`, with which it counts what it makes of a body that is compressed
+    `environ[HOLD_BODY]`, with which it counts what it makes of a body that is compressed, and
+    `environ[HAS_ROOM_FOR]`, with which it asks whether a large answer may wait for its client to read it
     `environ[PUMP]`, for an answer that waits for an engine: an application that has nothing to send yields b"", and
     calls its `resume` when it has; one thread writes all of these (pump.py)
     errors of HTTP itself with the application's error body
@@ -58,6 +59,7 @@ log = logging.getLogger(__name__)
 
 ON_DISCONNECT = "mlx_backend.on_disconnect"
 HOLD_BODY = "mlx_backend.hold_body"
+HAS_ROOM_FOR = "mlx_backend.has_room_for"
 PUMP = "mlx_backend.pump"
 _WRITE = "mlx_backend.write"
 TOO_MANY_BODIES = "Too many large requests are arriving at once; try again later."
@@ -75,8 +77,8 @@ OTHER_THREADS = 48
 MIN_CONNECTIONS = 16
 _NAME = f"mlx-backend/{__version__}"
 _PIECE = 64 * 1024
-_MAX_UNSENT_BYTES = 256 * 1024
-"""Bytes of an answer that wait for the client to read. A worker that writes more waits with them."""
+_BUFFER_BYTES = 256 * 1024
+"""An answer waits for its client in pieces of this size, each of which is freed once it is sent."""
 _FREE_FRAMING = 16 * 1024
 """Bytes between the parts of a body that comes in chunks: each chunk costs as much as some kilobytes of body."""
 _FRAMING_SHARE = 8
@@ -140,7 +142,10 @@ class ConnectionLimits:
     trusted_proxies: TrustedProxies = field(default_factory=TrustedProxies)
     """Their connections are those of many clients, and not limited by address."""
     max_held_bytes: int = 512 << 20
-    """Bodies that have arrived and are not answered, altogether. One address may hold half of it."""
+    """Bodies that have arrived and are not answered, altogether. One address may hold half of it.
+
+    So much of answers may wait for their readers, too.
+    """
 
 
 class _Refusal(Error):
@@ -289,6 +294,7 @@ class _Task(_Answer, WSGITask):
         environ = super().get_environment()
         environ[ON_DISCONNECT] = self.channel.watching
         environ[HOLD_BODY] = self.request.hold_more
+        environ[HAS_ROOM_FOR] = self.channel.has_room_for
         environ[PUMP] = self.channel.pump
         environ[_WRITE] = lambda pieces: self.write(b"".join(pieces))
         return environ
@@ -344,7 +350,7 @@ class _Channel(HTTPChannel):
         self._next_probe = 0.0
         self._probe_pause = _FIRST_PROBE_PAUSE
         self._on_disconnect: dict[object, Callable[[], None]] = {}
-        self.pump = Pump(server.writer, self._has_much_unsent)
+        self.pump = Pump(server.writer)
         super().__init__(server, connection, address, adj, map=map)
 
     def parser_class(self, _adj: Adjustments) -> _Request:
@@ -392,20 +398,19 @@ class _Channel(HTTPChannel):
         return sent
 
     def write_soon(self, piece: Any) -> int:
-        """Send, or have the loop send what there is no room for now; wait if that has become too much."""
-        count: int = super().write_soon(piece)
+        """Send, or have the loop send what there is no room for now."""
+        for start in range(0, len(piece), _BUFFER_BYTES):
+            super().write_soon(memoryview(piece)[start : start + _BUFFER_BYTES])
         if self.total_outbufs_len:
             self.server.note_change(self)
-        return count
+        return len(piece)
 
-    def handle_write(self) -> None:
-        """Send what waits for the client to read; then there may be room for more of its answer."""
-        super().handle_write()
-        if not self._has_much_unsent():
-            self.pump.resume()
+    def _flush_outbufs_below_high_watermark(self) -> None:
+        """Do nothing: waitress has the worker wait for the client here. The server bounds what waits instead."""
 
-    def _has_much_unsent(self) -> bool:
-        return self.total_outbufs_len >= _MAX_UNSENT_BYTES
+    def has_room_for(self, count: int) -> bool:
+        """Whether an answer of so many bytes may wait for the client to read it."""
+        return self.server.has_room_for(self.network, count)
 
     def service(self) -> None:
         """Answer the first of the requests that have arrived."""
@@ -650,7 +655,7 @@ class Server(TcpWSGIServer):
             # Nothing of a request or an answer is written to a disk.
             inbuf_overflow=2 * limits.max_body_bytes + _PIECE,
             outbuf_overflow=1 << 40,
-            outbuf_high_watermark=_MAX_UNSENT_BYTES,
+            outbuf_high_watermark=_BUFFER_BYTES,
             channel_request_lookahead=1,  # a connection is read while its request is answered: it may be closed
             log_socket_errors=False,
             clear_untrusted_proxy_headers=False,  # the application knows which proxies are trusted
@@ -779,6 +784,20 @@ class Server(TcpWSGIServer):
                 self._watch(channel)
             except Exception:
                 channel.handle_error()
+        self._end_unread()
+
+    def _end_unread(self) -> None:
+        """Close the largest answers, of the network with the most, until what waits for readers is not too much."""
+        unread, most = self._unread(), self.limits.max_held_bytes
+        waiting = sorted(self.active_channels.values(), key=lambda each: each.total_outbufs_len)
+        while unread.total() > most or any(
+            network and count > most // 2 for network, count in unread.items()
+        ):
+            [(network, _)] = unread.most_common(1)
+            largest = waiting.pop(max(at for at, each in enumerate(waiting) if each.network == network))
+            unread[network] -= largest.total_outbufs_len
+            log.info("Too much of this server's answers is not read: a connection is closed.")
+            largest.handle_close()
 
     def maintenance(self, _now: float) -> None:
         """Do nothing: `serve` checks, by a clock that does not jump."""
@@ -886,6 +905,18 @@ class Server(TcpWSGIServer):
     def network_of(self, address: str) -> str:
         """Return what an address shares with the client's others; nothing for a proxy, which has many clients."""
         return "" if self.limits.trusted_proxies.include(address) else network_of(address)
+
+    def _unread(self) -> Counter[str]:
+        """Return how many bytes of answers wait for their readers, by network."""
+        unread: Counter[str] = Counter()
+        for channel in list(self.active_channels.values()):
+            unread[channel.network] += channel.total_outbufs_len
+        return unread
+
+    def has_room_for(self, network: str, count: int) -> bool:
+        """Whether so many bytes more may wait for a reader in this network."""
+        most = self.limits.max_held_bytes
+        return count <= most // 2 and not (network and self._unread()[network] + count > most // 2)
 
     def hold(self, network: str, more: int) -> bool:
         """Count more bytes of bodies, or fewer; return whether all together or this network's are too much."""

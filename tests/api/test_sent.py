@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from mlx_backend.api.errors import ApiError
-from mlx_backend.api.sent import Sent
+from mlx_backend.api.sent import MAX_ENTRIES, Sent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BODY = Sent({"messages": [{"role": "user"}, {"content": [{"type": "text", "text": 7}]}]})
 
@@ -27,3 +32,14 @@ def test_what_is_not_there_is_null_at_its_place_however_deep() -> None:
     assert missing.text(default="none") == "none"
     with pytest.raises(ApiError, match=r"^tools\.0\.name is missing\.$"):
         missing.text()
+
+
+def test_a_list_of_millions_is_refused_before_its_entries_are_looked_at() -> None:
+    class Untouched(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("an entry was looked at")
+
+    many = Untouched()
+    many += ["a"] * (MAX_ENTRIES + 1)
+    with pytest.raises(ApiError, match=r"^input: 100,001 entries are too many; send at most 100,000\.$"):
+        Sent({"input": many})["input"].entries()

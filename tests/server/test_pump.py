@@ -62,7 +62,7 @@ class Source:
 
 def test_what_comes_together_is_moved_together_and_what_ends_the_source_ends_the_wait(writer: Writer) -> None:
     source, moved = Source(), SimpleQueue[list[str]]()
-    pump = Pump(writer, lambda: False)
+    pump = Pump(writer)
     worker = threading.Thread(target=lambda: pump.run(iter(source), moved.put))
     worker.start()
     assert source.ran_dry.acquire(timeout=60)
@@ -81,7 +81,7 @@ def test_what_comes_together_is_moved_together_and_what_ends_the_source_ends_the
 
 
 def test_what_the_source_or_the_sink_raises_is_raised_where_the_end_is_waited_for(writer: Writer) -> None:
-    source, pump = Source(), Pump(writer, lambda: False)
+    source, pump = Source(), Pump(writer)
     source.put.put(ValueError("of the source"))
     with pytest.raises(ValueError, match="of the source"):
         pump.run(iter(source), list)
@@ -97,7 +97,7 @@ def test_who_has_much_to_move_lets_others_go_first_in_between() -> None:
     workers = []
     for name, count in (("many", MAX_PIECES + 1), ("one", 1)):
         source = iter([name] * count)
-        pump = Pump(writer, lambda: False)
+        pump = Pump(writer)
         workers.append(threading.Thread(target=pump.run, args=(source, moved.extend)))
         workers[-1].start()
         while writer._resumed.qsize() < len(workers):
@@ -165,7 +165,7 @@ def test_a_client_that_does_not_read_its_stream_holds_up_no_other() -> None:
             deaf.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             channels = server.server.active_channels
             while not any(each.total_outbufs_len >= 256 * 1024 for each in [*channels.values()]):
-                pass  # more than that is not written for it
+                pass
             assert server.chat()["choices"][0]["message"]["content"] == "A"
             data = b""
             while piece := deaf.recv(65536):

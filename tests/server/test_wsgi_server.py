@@ -431,6 +431,71 @@ def test_a_client_that_does_not_read_its_answers_is_given_up(
             pass
 
 
+def deaf_client(
+    stack: ExitStack, server: RunningServer, sent: bytes, address: str = "127.0.0.1"
+) -> socket.socket:
+    """Connect from this address, with room for little that is not read."""
+    connection = stack.enter_context(socket.socket())
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    connection.bind((address, 0))
+    connection.settimeout(60)
+    connection.connect(server.address)
+    connection.sendall(sent)
+    return connection
+
+
+def wait_until_unread(server: RunningServer, count: int) -> None:
+    while sum(each.total_outbufs_len for each in [*server.server.active_channels.values()]) < count:
+        pass
+
+
+PAGE = b"GET /page/highlight.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def read_all(connection: socket.socket) -> bytes:
+    data = b""
+    with suppress(ConnectionError):
+        while piece := connection.recv(65536):
+            data += piece
+    return data
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="all of 127.0.0.0/8 is this machine on Linux alone")
+def test_large_answers_that_a_client_does_not_read_are_bounded_for_it_and_no_other(stack: ExitStack) -> None:
+    models = SingleModelRegistry(Service(stack.enter_context(ScriptedEngine(lambda _: ANSWER))))
+    limits = ConnectionLimits(max_body_bytes=1000, max_held_bytes=600_000)
+    server = stack.enter_context(served(models, Settings(port=0), limits, send_buffer=4096))
+    closing = PAGE[:-2] + b"Connection: close\r\n\r\n"
+    deaf = [deaf_client(stack, server, closing) for _ in range(2)]  # 258 KB
+    wait_until_unread(server, 200_000)
+    refused = json.loads(read_all(deaf_client(stack, server, closing)).partition(b"\r\n\r\n")[2])
+    assert refused["error"]["message"].startswith(
+        "The answer has 1 MB. With those that you have not read yet"
+    )
+    assert b" 200 OK" in read_all(deaf_client(stack, server, closing, "127.0.0.2"))
+    assert b" 200 OK" in read_all(
+        deaf_client(stack, server, HEALTH.replace(b"Host", b"Connection: close\r\nHost"))
+    )
+    assert len(read_all(deaf[0])) > 129_000
+    assert b" 200 OK" in read_all(deaf_client(stack, server, closing))
+
+
+def test_a_stream_of_which_too_much_is_not_read_is_closed(
+    stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    engine = stack.enter_context(ScriptedEngine(lambda _: "<|channel|>final<|message|>" + "word " * 5000))
+    limits = ConnectionLimits(max_body_bytes=1000, max_held_bytes=400_000)
+    server = stack.enter_context(
+        served(SingleModelRegistry(Service(engine)), Settings(port=0), limits, send_buffer=4096)
+    )
+    body = json.dumps({"messages": HELLO, "stream": True}).encode()
+    deaf = deaf_client(stack, server, CHAT + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    while "answers is not read: a connection is closed" not in caplog.text:
+        assert server.call("/health")[0] == 200
+    assert b"[DONE]" not in read_all(deaf)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "is_one_client"),
     [

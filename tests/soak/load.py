@@ -85,6 +85,9 @@ class Client(threading.Thread):
             (2, self.tokenize),
             (1, self.completion),
             (2, self.listings),
+            (3, self.responses),
+            (3, self.anthropic_messages),
+            (2, self.ollama_chat),
         ]
 
     def run(self) -> None:
@@ -188,11 +191,44 @@ class Client(threading.Thread):
         body = {"model": "second", "prompt": self._text(8), "max_tokens": 40}
         self._expect(self._post("/v1/completions", json.dumps(body).encode()), 200)
 
+    def responses(self) -> None:
+        """Ask as agents do: have the answer kept, go on from it, and have both forgotten."""
+        previous: list[str] = []
+        for stream in (False, True):
+            body = {"model": "first", "input": self._text(8), "max_output_tokens": 40, "stream": stream}
+            body |= {"previous_response_id": previous[-1]} if previous else {}
+            status, data = self._post("/v1/responses", json.dumps(body).encode())
+            self._expect((status, data), 200)
+            answer = json.loads(data.rpartition(b"data: ")[2])
+            previous.append((answer.get("response") or answer)["id"])
+        for name in previous:
+            self._expect(self._post(f"/v1/responses/{name}", b"", "DELETE"), 200)
+
+    def anthropic_messages(self) -> None:
+        """Ask as Claude's clients do, with a prefix to cache; now and then read the stream."""
+        text = {"type": "text", "text": self._text(20), "cache_control": {"type": "ephemeral"}}
+        messages = [{"role": "user", "content": [text]}]
+        body = {"model": "second", "messages": messages, "max_tokens": 40}
+        self._expect(self._post("/v1/messages/count_tokens", json.dumps(body).encode()), 200)
+        body["stream"] = self._random.random() < 0.5
+        status, data = self._post("/v1/messages", json.dumps(body).encode())
+        self._expect((status, data), 200)
+        if body["stream"] and b"message_stop" not in data[-100:]:
+            raise ValueError(f"a stream ended with {data[-80:]!r}")
+
+    def ollama_chat(self) -> None:
+        """Ask as Ollama's clients do."""
+        body = {"model": "first", "messages": self._messages(), "options": {"num_predict": 40}}
+        status, data = self._post("/api/chat", json.dumps(body).encode())
+        self._expect((status, data), 200)
+        if b'"done":true' not in data.replace(b" ", b""):
+            raise ValueError(f"a stream ended with {data[-80:]!r}")
+
     def listings(self) -> None:
         """Read what the server says of itself, over one connection."""
         connection = http.client.HTTPConnection(*self._address, timeout=120)
         try:
-            for path in ("/health", "/v1/models", "/", "/nowhere"):
+            for path in ("/health", "/v1/models", "/metrics", "/activity", "/", "/nowhere"):
                 connection.request("GET", path)
                 with connection.getresponse() as response:
                     data = response.read()
@@ -213,10 +249,10 @@ class Client(threading.Thread):
         body = {"model": model, "messages": messages, "max_tokens": self._random.randrange(5, 120), **fields}
         return self._post("/v1/chat/completions", json.dumps(body).encode())
 
-    def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
+    def _post(self, path: str, body: bytes, method: str = "POST") -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(*self._address, timeout=120)
         try:
-            connection.request("POST", path, body)
+            connection.request(method, path, body)
             with connection.getresponse() as response:
                 return response.status, response.read()
         finally:
