@@ -30,6 +30,8 @@ LAST_LINES_SECONDS = 0.5
 """How long the last lines may take when the server ends."""
 
 _CLEAR_LINE = "\r\x1b[K"
+_PASSWORD = re.compile(r"(?<=://)[^/?#@\s]+(?=@)")
+"""And the user's name: what an address has before its host, as that of a proxy or a mirror may."""
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -45,14 +47,19 @@ class LineFormatter(logging.Formatter):
     """One line a record, but for a traceback: what a client has sent cannot begin another line or colour a terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        """Escape control characters, and cut what is longer than `MAX_LINE_CHARACTERS`."""
-        line = _without_control_characters(super().formatMessage(record))
+        """Escape control characters, leave passwords out, and cut what is longer than `MAX_LINE_CHARACTERS`."""
+        line = _without_control_characters(without_passwords(super().formatMessage(record)))
         return line if len(line) <= MAX_LINE_CHARACTERS else line[:MAX_LINE_CHARACTERS] + " …"
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
         """Indent the lines of a traceback, whose last may come from a client; keep the end of one that is long."""
-        lines = super().formatException(ei)[-MAX_TRACEBACK_CHARACTERS:].split("\n")
+        lines = without_passwords(super().formatException(ei))[-MAX_TRACEBACK_CHARACTERS:].split("\n")
         return "\n".join(f"  {_without_control_characters(line)}" for line in lines)
+
+
+def without_passwords(text: str) -> str:
+    """Return a text without the passwords of the addresses in it."""
+    return _PASSWORD.sub("…", text) if "://" in text else text
 
 
 def _without_control_characters(text: str) -> str:
@@ -68,11 +75,10 @@ class JsonFormatter(logging.Formatter):
         line: dict[str, Any] = {"time": time, "level": record.levelname, "message": record.getMessage()}
         line |= getattr(record, "fields", {})
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)[
-                -MAX_LINE_CHARACTERS:
-            ]  # what it was is last
+            traceback = without_passwords(self.formatException(record.exc_info))
+            line["exception"] = traceback[-MAX_LINE_CHARACTERS:]  # what it was is last
         cut = {
-            name: value[:MAX_LINE_CHARACTERS] if isinstance(value, str) else value
+            name: without_passwords(value)[:MAX_LINE_CHARACTERS] if isinstance(value, str) else value
             for name, value in line.items()
         }
         return json.dumps(cut, default=str)

@@ -3,7 +3,8 @@
     service install [option of serve …]     a launchd agent on a Mac, a systemd user unit on Linux; again after a change
     service uninstall | status | logs
 
-Both run `serve` with the options that `install` was given, in the folder where it was. A secret is in neither file.
+Both run `serve` with the options that `install` was given, in the folder where it was. No key is written into their
+files, which are for their owner alone all the same: the address of a mirror, in HF_ENDPOINT, may have a password.
 Knows the files and the commands of the two systems; what the server does is its own.
 """
 
@@ -291,11 +292,10 @@ def _install(arguments: argparse.Namespace) -> int:
         print(f"# {manager.file}\n{text}", end="")
         return 0
     before = manager.file.read_text(encoding="utf-8") if manager.file.exists() else None
+    write_file(manager.file, text, is_secret=True)
     if before == text and manager.state()["state"] in RUNNING:
         print(f"The service is installed already, and runs: {manager.file}")
         return 0
-    if before != text:
-        write_file(manager.file, text)
     try:
         manager.start()
     except CommandError as error:

@@ -484,6 +484,9 @@ def _explained(repository: str, error: Exception) -> EngineError | None:
                 f"{repository!r} could not be written to {constants.HF_HUB_CACHE} ({first_line(error)}): make that "
                 "folder writable, or set HF_HOME to another."
             )
+        case KeyError() | TypeError() | ValueError():
+            why = f"what answers is not Hugging Face, or a mirror of it ({type(error).__name__})"
+            return _not_here(repository, f"{why}. Check HF_ENDPOINT")
     if is_transport_error(error):
         return _not_here(
             repository, f"Hugging Face cannot be reached ({first_line(error)}). Check the network"

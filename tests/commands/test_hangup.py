@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +21,14 @@ from server_process import COMMAND, ENVIRONMENT, ended, server_process
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+TAKES_THE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Runs a command in a session of its own whose terminal is its standard input, as a window has."""
 
 
 def status_of(url: str, key: str) -> int:
@@ -82,26 +93,52 @@ def test_a_server_with_nothing_to_read_again_says_so_and_goes_on(hangups_end_a_p
         assert server.process.wait(60) == 0
 
 
-def test_nohup_keeps_a_server_with_nothing_to_read_again() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def test_with_nohup_a_server_goes_on_when_the_window_is_closed(
+    tmp_path: Path, hangups_end_a_process: None
+) -> None:
+    keys, output = tmp_path / "keys.toml", tmp_path / "output"
+    keys.write_text('[keys]\nalice = "sk-alice"')
+    os.mkfifo(output)
+    command = shlex.join(["nohup", *COMMAND, "--api-key-file", str(keys), "--port", "0"])
+    window, terminal = pty.openpty()
+    shell = subprocess.Popen(
+        [sys.executable, "-c", TAKES_THE_TERMINAL, "/bin/bash", "--norc", "-i"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**ENVIRONMENT, "HISTFILE": ""},
+        start_new_session=True,
+    )
+    os.close(terminal)
+    os.write(window, f"{command} > {shlex.quote(str(output))} 2>&1 &\necho 'server'=$!.\n".encode())
+    shown = b""
+    while (found := re.search(rb"server=(\d+)\.", shown)) is None:
+        shown += os.read(window, 4096)
+    server = int(found[1])
     try:
-        with server_process() as server:
-            server.send(signal.SIGHUP)
-            assert status_of(server.url, "") == 200
-            server.send(signal.SIGTERM)
-            assert server.process.wait(60) == 0
+        with output.open() as lines:
+            url = next(line.split()[-1] for line in lines if line.startswith("Listening on "))
+            assert any(line.startswith("  Try: ") for line in lines)
+            os.close(window)
+            shell.wait(60)  # it has sent SIGHUP to what it had started
+            assert status_of(url, "sk-alice") == 200
+            keys.write_text('[keys]\ncarol = "sk-carol"')
+            os.kill(server, signal.SIGHUP)
+            assert any("The API keys have been read again" in line for line in lines)
+            assert status_of(url, "sk-carol") == 200
+            os.kill(server, signal.SIGTERM)
+            assert "Traceback" not in lines.read()  # to its end
     finally:
-        signal.signal(signal.SIGHUP, before)
+        with suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
 
 
 def test_a_server_with_keys_stops_when_its_terminal_is_closed(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('[keys]\nalice = "sk-alice"')
-    # A session of its own whose terminal is the new one, as a window has.
-    start = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
     main, terminal = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", start, *COMMAND, "--api-key-file", str(file), "--port", "0"],
+        [sys.executable, "-c", TAKES_THE_TERMINAL, *COMMAND, "--api-key-file", str(file), "--port", "0"],
         stdin=terminal,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -98,6 +98,21 @@ def test_what_clients_send_begins_no_line_of_a_traceback_either_and_its_end_is_k
     assert "everything is fine" in text
 
 
+@pytest.mark.parametrize("formatter", [LineFormatter("%(message)s"), JsonFormatter()])
+def test_no_password_of_an_address_is_logged(formatter: logging.Formatter) -> None:
+    try:
+        raise ValueError("no answer from socks5://bob:secret@proxy:9/")
+    except ValueError:
+        record = logging.LogRecord(
+            "name", logging.ERROR, "path", 1, "%s", ("http://bob:secret@hub/a@b",), sys.exc_info()
+        )
+    record.fields = {"where": "https://token-secret@hub"}
+    text = formatter.format(record).replace("\\u2026", "…")
+    assert "http://…@hub/a@b" in text
+    assert "socks5://…@proxy:9/" in text
+    assert "secret" not in text
+
+
 def test_a_line_is_cut_where_it_is_too_long() -> None:
     record = logging.LogRecord("name", logging.INFO, "path", 1, "x" * 10**6, (), None)
     assert len(LineFormatter("%(message)s").format(record)) == MAX_LINE_CHARACTERS + 2

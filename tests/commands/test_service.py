@@ -108,6 +108,20 @@ def test_systemd_is_told_the_words_folder_and_variables_as_they_are(
     assert "is installed and was started" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("machine", [MAC, LINUX], ids=["launchd", "systemd"])
+def test_what_the_address_of_a_mirror_holds_is_for_its_owner_alone(
+    machine: Machine, system: Callable[[Machine], System], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = system(machine)
+    monkeypatch.setenv("HF_ENDPOINT", "https://bob:secret@mirror.example")
+    file = service.this_manager(made.home).file
+    file.parent.mkdir(parents=True)
+    file.touch(0o644)  # of a version before
+    assert main(["service", "install"]) == 0
+    assert "https://bob:secret@mirror.example" in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_launchd_is_told_the_words_folder_and_variables_as_they_are(
     system: Callable[[Machine], System], monkeypatch: pytest.MonkeyPatch
 ) -> None:

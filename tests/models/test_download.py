@@ -15,7 +15,7 @@ from hub_server import Fault, HubServer, hub
 
 from mlx_backend.errors import EngineError, EngineStopped
 from mlx_backend.models import download as download_module
-from mlx_backend.models.download import download, downloaded, find_folder
+from mlx_backend.models.download import download, downloaded, explain_download_errors, find_folder
 from mlx_backend.models.folders import cached_snapshot
 
 if TYPE_CHECKING:
@@ -259,6 +259,14 @@ def test_a_network_that_is_down_is_said_to_be(server: HubServer, monkeypatch: py
         download(NAME, Reports())
     assert "Hugging Face cannot be reached (" in str(caught.value)
     assert str(caught.value).endswith("). Check the network, or name a folder that holds the model.")
+
+
+def test_what_answers_in_place_of_a_hub_is_said_to_be_none() -> None:
+    with (
+        pytest.raises(EngineError, match=r"what answers is not Hugging Face.*Check HF_ENDPOINT"),
+        explain_download_errors(NAME),
+    ):
+        raise KeyError("id")  # as of a router's page of JSON
 
 
 @pytest.mark.parametrize("fault", [Fault(401, {"X-Error-Code": "RepoNotFound"}), Fault(500), None])
