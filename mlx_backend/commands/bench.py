@@ -2,8 +2,8 @@
 
 Measured as a client sees it, over HTTP: seconds to the first token, and tokens a second from then on. Every figure is a
 median with its quartiles, next to the load of the machine. No prompt shares more than its first words with another,
-so that no cache answers for the model. A server of its own is another process, so that reading replies does not slow it
-down. Draws its own small SVG; knows nothing of engines.
+so that no cache answers for the model. Where no server runs, this process is one too, and reading replies takes time
+from it: little, next to that of a real model's step. Draws its own small SVG; knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from mlx_backend import __version__
 from mlx_backend.commands.errors import CommandError
 from mlx_backend.commands.files import write_file
 from mlx_backend.commands.local_models import LocalModels
-from mlx_backend.commands.own_server import own_server
 from mlx_backend.commands.running_server import RunningServer, add_server_options, name_on_server
+from mlx_backend.commands.serve import serving
+from mlx_backend.commands.stop_signals import raise_interrupts
 from mlx_backend.commands.terminal import add_json_option, console, print_json, print_table
+from mlx_backend.demo import MODEL_NAME
 
 if TYPE_CHECKING:
     import argparse
@@ -214,16 +216,18 @@ _count.__name__, _counts.__name__ = "number", "list of numbers"
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, and show it."""
+    raise_interrupts()
     local = LocalModels()
     with closing(RunningServer.of(arguments)) as running:
         if (name := name_on_server(running, arguments, local.source)) is not None:
             return _measure(running, name, arguments)
-    with own_server(["--model", local.source(arguments.model)] if arguments.model else []) as server:
-        return _measure(server, None, arguments)
+    source = local.source(arguments.model) if arguments.model else MODEL_NAME
+    with serving(source, max_queue=max(arguments.requests or REQUESTS)) as (server, name):
+        return _measure(server, name, arguments)
 
 
-def _measure(server: RunningServer, name: str | None, arguments: argparse.Namespace) -> int:
-    model = _model(server, name)
+def _measure(server: RunningServer, name: str, arguments: argparse.Namespace) -> int:
+    model = next(each for each in server.models() if each["id"] == name)
     bench = Bench(server, model["id"], arguments.tokens)
     cases = list(chosen_cases(model, arguments))
     load_before = os.getloadavg()[0]
@@ -251,13 +255,6 @@ def _measure(server: RunningServer, name: str | None, arguments: argparse.Namesp
     if arguments.svg:
         write_file(arguments.svg, drawn(about, rows))
     return 0
-
-
-def _model(server: RunningServer, name: str | None) -> dict[str, Any]:
-    listed = [each for each in server.models() if each.get("type") == "llm" and name in (None, each["id"])]
-    if not listed:
-        raise CommandError(f"The server at {server.url} has no chat model.")
-    return listed[0]
 
 
 def chosen_cases(model: dict[str, Any], arguments: argparse.Namespace) -> Iterator[Case]:

@@ -13,7 +13,7 @@ import sys
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from mlx_backend.commands.chat_session import ChatSession, checked_effort, image_part
+from mlx_backend.commands.chat_session import ChatSession, check_effort, image_part
 from mlx_backend.commands.errors import INTERRUPTED, CommandError
 from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.commands.running_server import RunningServer, add_server_options, name_on_server
@@ -48,10 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Talk, or print one answer."""
     raise_interrupts()
     asked = _asked(arguments)
-    effort = None if arguments.effort is None else checked_effort(arguments.effort)
     images = [image_part(file) for file in arguments.image]
     with answering(arguments) as (server, model):
-        chat = ChatSession(server, model, effort=effort, system=arguments.system, images=images)
+        chat = ChatSession(server, model, system=arguments.system, images=images)
+        if arguments.effort is not None:
+            chat.set_effort(arguments.effort)
         if asked is None:
             from mlx_backend.commands.chat_talk import Talk
 
@@ -102,10 +103,13 @@ def answering(arguments: argparse.Namespace) -> Iterator[tuple[RunningServer, st
         if (name := name_on_server(server, arguments, local.source)) is not None:
             yield server, name
             return
+    from mlx_backend.commands.list import efforts
     from mlx_backend.commands.serve import serving
 
     source = local.source(arguments.model) if arguments.model else _picked(local)
-    with serving(source) as (url, key, name), closing(RunningServer(url, key)) as server:
+    if arguments.effort is not None and (model := local.named(source)) is not None:
+        check_effort(arguments.effort, source, efforts(model.description))  # before it is loaded
+    with serving(source) as (server, name):
         yield server, name
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.commands.errors import CommandError
+from mlx_backend.commands.list import marked_levels
 from mlx_backend.conversation.effort import EffortError, parse_effort
 
 if TYPE_CHECKING:
@@ -76,21 +77,22 @@ class ChatSession:
         return next((each for each in self.server.models() if each["id"] == self.model), {})
 
     def efforts(self) -> str:
-        """Return the levels of the model in words, its default one marked."""
+        """Return the levels of the model in words."""
         reasoning = self.described().get("reasoning") or {}
-        levels = [
-            f"{each}*" if each == reasoning.get("default") else each for each in reasoning.get("efforts", ())
-        ]
-        return " ".join(levels)
+        return marked_levels(reasoning.get("efforts", ()), reasoning.get("default"))
+
+    def set_effort(self, word: str) -> None:
+        """Have answers reasoned about so much from now on. Raises CommandError."""
+        check_effort(word, self.model, self.efforts())
+        self.effort = word
 
 
-def checked_effort(word: str) -> str:
-    """Return a word that is an effort. Raises CommandError."""
+def check_effort(word: str, model: str, levels: str) -> None:
+    """Raise CommandError, naming the model's own levels, if a word is no effort."""
     try:
         parse_effort(word)
-    except EffortError as error:
-        raise CommandError(f"{str(error).partition(': ')[2]}.") from None
-    return word
+    except EffortError:
+        raise CommandError(f"{word!r} is no effort; {model} has {levels or 'no levels'}.") from None
 
 
 def image_part(name: str) -> dict[str, Any]:

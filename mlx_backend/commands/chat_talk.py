@@ -13,7 +13,7 @@ from prompt_toolkit.completion import Completer, Completion
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-from mlx_backend.commands.chat_session import checked_effort, image_part
+from mlx_backend.commands.chat_session import image_part
 from mlx_backend.commands.errors import CommandError
 from mlx_backend.commands.suggestions import did_you_mean
 from mlx_backend.commands.terminal import console
@@ -101,11 +101,7 @@ class Talk:
 
     def _effort(self, word: str) -> None:
         if word:
-            try:
-                self._chat.effort = checked_effort(word)
-            except CommandError:
-                levels = self._chat.efforts() or "none"
-                raise CommandError(f"{word!r} is no effort; {self._chat.model} has {levels}.") from None
+            self._chat.set_effort(word)
         self._say(
             f"effort {self._chat.effort or 'as the model has it'} · levels: {self._chat.efforts() or 'none'}"
         )

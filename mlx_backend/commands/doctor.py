@@ -485,7 +485,7 @@ def check_model(name: str, mlx: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(about="model", state="failed", found=found, cure=str(error))
         return
     weights = model.files.weight_bytes
-    found = f"{model.name} has {format_size(weights)} of weights"
+    found = f"the weights of {model.name} take {format_bytes(weights)} of memory"
     if "error" not in mlx and weights > room_for_weights(mlx["memory"]):
         cure = "They do not fit into the memory that models may take: `mlx-backend recommend` names models that do."
         yield Finding(about="model", state="failed", found=found, cure=cure)

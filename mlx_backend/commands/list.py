@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from mlx_backend.commands.local_models import LocalModels, add_folder_options, fits
+from mlx_backend.commands.local_models import LocalModels, add_folder_options
 from mlx_backend.commands.terminal import add_json_option, print_json, print_table
+from mlx_backend.device.memory import leaves_room_for_caches
 from mlx_backend.models.folders import format_size
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from mlx_backend.commands.local_models import LocalModel
     from mlx_backend.models.description import ModelDescription
@@ -50,7 +51,7 @@ def print_models(shown: Sequence[LocalModel], models: LocalModels, *, numbered: 
                 efforts(described),
                 yes(described, "tools"),
                 yes(described, "vision"),
-                "yes" if fits(size, models.room) else "no",
+                "yes" if leaves_room_for_caches(size, models.room) else "no",
                 "included" if model.is_ours else ago(time.time() - model.last_used),
             )
         )
@@ -61,8 +62,12 @@ def efforts(description: ModelDescription) -> str:
     """Write a model's effort levels, its default one marked; what it is instead, if it does not chat."""
     if description.kind != "llm":
         return description.kind
-    marked = [f"{each}*" if each == description.default_effort else str(each) for each in description.efforts]
-    return " ".join(marked) or "-"
+    return marked_levels(description.efforts, description.default_effort) or "-"
+
+
+def marked_levels(levels: Iterable[str], default: str | None) -> str:
+    """Write effort levels, the default one marked."""
+    return " ".join(f"{each}*" if each == default else str(each) for each in levels)
 
 
 def yes(description: ModelDescription, capability: str) -> str:

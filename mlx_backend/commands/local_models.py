@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.commands.errors import CommandError
 from mlx_backend.declaration import variable_of
 from mlx_backend.demo import DEMOS, demo_path
-from mlx_backend.device.memory import MIN_FOR_CACHES, room_for_weights
+from mlx_backend.device.memory import leaves_room_for_caches, room_for_weights
 from mlx_backend.errors import EngineError
 from mlx_backend.models.names import source_of
 
@@ -45,10 +45,11 @@ def add_folder_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model on this machine. `is_ours`: it came with this package."""
+    """A model on this machine. `source` is what `serve` loads it by: its repository, or its folder."""
 
     name: str
     folder: Path
+    source: str
 
     @property
     def is_ours(self) -> bool:
@@ -99,7 +100,7 @@ class LocalModel:
             "capabilities": list(description.capabilities),
             "efforts": [str(effort) for effort in description.efforts],
             "default_effort": description.default_effort,
-            "fits": fits(self.files.weight_bytes, room),
+            "fits": leaves_room_for_caches(self.files.weight_bytes, room),
             "last_used": self.last_used,
         }
 
@@ -125,10 +126,17 @@ class LocalModels:
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
         found = [
-            LocalModel(spec.name, catalogue.folder(spec) or Path(spec.source)) for spec in catalogue.models()
+            LocalModel(spec.name, catalogue.folder(spec) or Path(spec.source), spec.source)
+            for spec in catalogue.models()
         ]
         found.sort(key=lambda model: model.name.casefold())
-        return found + [LocalModel(name, path) for name in DEMOS if (path := demo_path(name)) is not None]
+        return found + [
+            LocalModel(name, path, name) for name in DEMOS if (path := demo_path(name)) is not None
+        ]
+
+    def named(self, name: str) -> LocalModel | None:
+        """Return the one that has this very name."""
+        return next((model for model in self.all if model.name == name), None)
 
     def source(self, name: str) -> str:
         """Return the folder, repository or demonstration model that a name means, here or not."""
@@ -140,8 +148,8 @@ class LocalModels:
     def find(self, name: str) -> LocalModel:
         """Return the model of that name, or in that folder. Raises CommandError if it is not on this machine."""
         source = self.source(name)
-        if found := [model for model in self.all if model.name == source]:
-            return found[0]
+        if (found := self.named(source)) is not None:
+            return found
         folder = self.folder(source)
         from mlx_backend.models.folders import read_config
 
@@ -149,13 +157,13 @@ class LocalModels:
             read_config(folder, source)
         except EngineError as error:
             raise CommandError(str(error)) from None
-        return LocalModel(folder.name, folder)
+        return LocalModel(folder.name, folder, str(folder))
 
     def folder(self, name: str) -> Path:
         """Return the folder of that name's model, or that folder itself, which need not hold a whole model."""
         source = self.source(name)
-        if found := [model.folder for model in self.all if model.name == source]:
-            return found[0]
+        if (found := self.named(source)) is not None:
+            return found.folder
         folder = Path(source).expanduser().resolve()
         if not folder.is_dir():
             raise CommandError(f"{source} is not on this machine; `mlx-backend pull {source}` fetches it.")
@@ -183,8 +191,3 @@ class LocalModels:
     def room(self) -> int:
         """How many bytes weights may take."""
         return room_for_weights(self.memory)
-
-
-def fits(weights: int, room: int) -> bool:
-    """Whether weights leave room for caches too."""
-    return weights + MIN_FOR_CACHES <= room

@@ -282,13 +282,17 @@ def misspelt_variables(environment: Mapping[str, str] | None = None) -> dict[str
     return found
 
 
-def _source_of(name: str, folders: tuple[Path, ...]) -> str:
-    """Return what a name such as gpt-oss:20b means; a folder, a repository and a demo model are meant themselves."""
-    if "/" in name or demo_path(name) is not None or Path(name).expanduser().exists():
-        return name
+def _source_of(name: str, folders: tuple[Path, ...]) -> tuple[str, str | None]:
+    """Return the folder, repository or demo model that is meant, and what it is called if it was found by its name."""
+    is_path = "/" in name and not is_repository(name)
+    if is_path or demo_path(name) is not None or Path(name).expanduser().exists():
+        return name, None
     from mlx_backend.commands.local_models import LocalModels
 
-    return LocalModels(argparse.Namespace(models_dir=list(folders))).source(name)
+    local = LocalModels(argparse.Namespace(models_dir=list(folders)))
+    source = local.source(name)
+    found = local.named(source)
+    return (source, None) if found is None else (found.source, found.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,12 +308,14 @@ class ChosenOptions:
         """Read a command line and the environment. Raises ConfigurationError."""
         serve = ServeOptions(**values_of(ServeOptions, arguments))
         find = partial(_source_of, folders=serve.models_dir)
+        model, name = find(serve.model) if serve.model else (None, None)
         return cls(
             replace(
                 serve,
-                model=serve.model and find(serve.model),
-                embedding_model=tuple(map(find, serve.embedding_model)),
-                rerank_model=tuple(map(find, serve.rerank_model)),
+                model=model,
+                model_id=serve.model_id or name,
+                embedding_model=tuple(find(each)[0] for each in serve.embedding_model),
+                rerank_model=tuple(find(each)[0] for each in serve.rerank_model),
             ),
             values_of(EngineOptions, arguments),
             Settings(**values_of(Settings, arguments)),

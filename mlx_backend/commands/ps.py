@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.commands.running_server import RunningServer, add_server_options
 from mlx_backend.commands.terminal import add_json_option, console, print_json, print_table
-from mlx_backend.models.folders import format_size
+from mlx_backend.device.memory import format_bytes
 
 if TYPE_CHECKING:
     import argparse
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not models:
         console().print(f"The server at {server.url} has no model in memory.")
         return 0
-    head = ("NAME", "STATE", "SIZE", "RUNNING", "WAITING", "UNLOADED")
+    head = ("NAME", "STATE", "MEMORY", "RUNNING", "WAITING", "UNLOADED")
     print_table(head, map(_row, models))
     return 0
 
@@ -45,7 +45,7 @@ def _memory(entry: dict[str, Any] | None) -> dict[str, Any]:
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:
     state = f"{model['state']} {model['percent']} %" if "percent" in model else model["state"]
-    size = format_size(model["bytes"]) if "bytes" in model else ""
+    size = format_bytes(model["bytes"]) if "bytes" in model else ""
     return (
         model["model"],
         state,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlx_backend.commands.local_models import LocalModels, add_folder_options, fits
+from mlx_backend.commands.local_models import LocalModels, add_folder_options
 from mlx_backend.commands.terminal import add_json_option, console, print_json, print_table
-from mlx_backend.device.memory import format_bytes
+from mlx_backend.device.memory import format_bytes, leaves_room_for_caches
 from mlx_backend.models.folders import format_size
 from mlx_backend.models.spec import RECOMMENDED_MODELS
 
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table, and what to type for the largest that fits."""
     models = LocalModels(arguments)
     room, here = models.room, {model.name for model in models.all}
-    fitting = [each.repository for each in RECOMMENDED_MODELS if fits(each.weights, room)]
+    fitting = [each.repository for each in RECOMMENDED_MODELS if leaves_room_for_caches(each.weights, room)]
     if arguments.json:
         listed = [
             {"name": name, "bytes": size, "fits": name in fitting, "downloaded": name in here}
@@ -33,13 +33,21 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"room": room, "models": listed, "best": fitting[-1] if fitting else None})
         return 0
     print_table(
-        ("NAME", "SIZE", "FITS", "HERE"),
+        ("NAME", "DOWNLOAD", "MEMORY", "FITS", "HERE"),
         [
-            (name, format_size(size), "yes" if name in fitting else "no", "yes" if name in here else "-")
+            (
+                name,
+                format_size(size),
+                format_bytes(size),
+                "yes" if name in fitting else "no",
+                "yes" if name in here else "-",
+            )
             for name, size in RECOMMENDED_MODELS
         ],
     )
-    console().print(f"\nWeights may take {format_bytes(room)} here.", end=" ")
+    console().print(
+        f"\nWeights may take {format_bytes(room)} of memory here, with caches next to them.", end=" "
+    )
     if fitting:
         console().print(f"Begin with: mlx-backend chat {fitting[-1]}")
     else:

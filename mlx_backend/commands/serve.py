@@ -12,7 +12,7 @@ import math
 import os
 import secrets
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,11 @@ from mlx_backend.commands.options import (
     misspelt_variables,
 )
 from mlx_backend.commands.output import logging_to_stderr, say
+from mlx_backend.commands.running_server import RunningServer
 from mlx_backend.commands.start_lines import reachable_url, start_lines
 from mlx_backend.commands.stop_signals import StopSignals, ended_by_interrupts
 from mlx_backend.declaration import variable_of
+from mlx_backend.demo import MODEL_NAME, VISION_MODEL_NAME
 from mlx_backend.device import this_device
 from mlx_backend.device.host_memory import keep_little_free_memory
 from mlx_backend.device.machine import this_machine
@@ -40,7 +42,7 @@ from mlx_backend.models.spec import ModelSpec, is_repository
 from mlx_backend.registry.errors import ConfigurationError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from mlx_backend.device import Device
     from mlx_backend.embedding.embedding_config import EmbeddingOptions
@@ -169,34 +171,38 @@ def _serve(chosen: ChosenOptions, progress: LoadProgressDisplay) -> int:
 
 
 @contextmanager
-def serving(source: str) -> Iterator[tuple[str, str, str]]:
-    """Serve a model within the block, loaded: yield address and key, which nobody else knows, and the model's name.
+def serving(source: str, *, max_queue: int = 8) -> Iterator[tuple[RunningServer, str]]:
+    """Serve a model within the block, loaded, with a key that nobody else knows: yield the server and the model's name.
 
-    Other models of this machine can be named too. Raises CommandError.
+    The other models of this machine are there too. Raises CommandError.
     """
     from mlx_backend.server.app import App
     from mlx_backend.server.wsgi_server import ConnectionLimits, Server
 
-    key = secrets.token_urlsafe()
     options = {
-        "model": source,
         "host": "127.0.0.1",
         "port": 0,
-        "api_key": key,
+        "api_key": secrets.token_urlsafe(),
         "hf_cache": True,
-        "max_queue": 8,
+        "max_queue": max_queue,
     }
+
+    def chosen(model: str) -> ChosenOptions:
+        return ChosenOptions.of(argparse.Namespace(model=model, **options))
+
     with logging_to_stderr("warning") as status_line, ExitStack() as stack:
         progress = LoadProgressDisplay(status_line)
         try:
-            chosen = ChosenOptions.of(argparse.Namespace(**options))
-            models = _models(chosen, on_status=progress, is_pinned=False)
+            named = chosen(source)
+            demos = [each for each in (MODEL_NAME, VISION_MODEL_NAME) if each != named.demo_name]
+            more = [spec for each in demos if (spec := chosen(each).named_model()) is not None]
+            models = _models(named, on_status=progress, more=more, is_pinned=False)
             stack.callback(models.stop)
             name = models.statuses()[0].name
             models.acquire(name, math.inf, is_reported=True).release()
-            app = App(models, chosen.settings, memory=models.memory)
-            limits = ConnectionLimits(max_body_bytes=chosen.settings.max_received_bytes)
-            server = Server("127.0.0.1", 0, app, requests=chosen.settings.max_requests, limits=limits)
+            app = App(models, named.settings, memory=models.memory)
+            limits = ConnectionLimits(max_body_bytes=named.settings.max_received_bytes)
+            server = Server("127.0.0.1", 0, app, requests=named.settings.max_requests, limits=limits)
         except (ConfigurationError, EngineError, ModelError, OSError) as error:
             raise CommandError(str(error)) from None
         except KeyboardInterrupt:  # a load cannot be interrupted, and keeps nothing
@@ -208,7 +214,7 @@ def serving(source: str) -> Iterator[tuple[str, str, str]]:
         thread.start()
         stack.callback(thread.join)
         stack.callback(server.stop)
-        yield server.url, key, name
+        yield stack.enter_context(closing(RunningServer(server.url, named.settings.api_key))), name
 
 
 def _serve_http(server: Server, signals: StopSignals) -> None:
@@ -281,11 +287,15 @@ def _preload(models: MultiModelRegistry, signals: StopSignals, failures: list[Ex
 
 
 def _models(
-    chosen: ChosenOptions, on_status: Callable[[ModelStatus], object], *, is_pinned: bool = True
+    chosen: ChosenOptions,
+    on_status: Callable[[ModelStatus], object],
+    *,
+    more: Sequence[ModelSpec] = (),
+    is_pinned: bool = True,
 ) -> MultiModelRegistry:
-    """Return the models that can be served; the first answers requests that name none.
+    """Return the models that can be served, `more` among them; the first answers requests that name none.
 
-    `is_pinned`: the one that is named stays in memory, whatever others are asked for.
+    `is_pinned`: those that are named stay in memory, whatever others are asked for.
     """
     from mlx_backend.registry import config_file
     from mlx_backend.registry.catalogue import Catalogue
@@ -297,11 +307,11 @@ def _models(
     else:
         others = ModelSpec(name="", source="", ttl=options.ttl or None)
         configuration = config_file.Configuration(others=others)
-    named = chosen.named_model()
-    if named is not None and not is_pinned:
-        named = replace(named, pinned=False)
+    named = [spec for spec in (chosen.named_model(), *more) if spec is not None]
+    if not is_pinned:
+        named = [replace(spec, pinned=False) for spec in named]
     embedders = chosen.embedding_and_rerank_models()
-    specs = [*([named] if named is not None else []), *configuration.models, *embedders]
+    specs = [*named, *configuration.models, *embedders]
     catalogue = Catalogue(
         specs,
         models_dirs=options.models_dir,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlx_backend.commands.list import efforts
-from mlx_backend.commands.local_models import LocalModel, LocalModels, add_folder_options, fits
+from mlx_backend.commands.local_models import LocalModel, LocalModels, add_folder_options
 from mlx_backend.commands.terminal import add_json_option, print_fields, print_json
-from mlx_backend.device.memory import format_bytes
+from mlx_backend.device.memory import format_bytes, leaves_room_for_caches
 from mlx_backend.errors import EngineError
 from mlx_backend.models import files
 from mlx_backend.models.folders import format_size
@@ -44,11 +44,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     room = models.room
     size = model.files.weight_bytes
-    here = "fits" if fits(size, room) else "does not fit"
+    here = "fits" if leaves_room_for_caches(size, room) else "does not fit"
     fields = [
         ("name", model.name),
         ("folder", str(model.folder)),
-        ("size", f"{format_size(size)}{_and(model.files.quantization)}"),
+        ("size", f"{format_size(size)} on disk{_and(model.files.quantization)}"),
         ("family", model.files.architecture),
         ("type", described.kind),
         ("context", f"{described.context_length:,} tokens" if described.context_length else "not stated"),
@@ -61,7 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
             ("template", _template(model)),
             ("sampling", ", ".join(f"{name} {value}" for name, value in described.sampling.items())),
         ]
-    fields.append(("here", f"{here}: weights may take {format_bytes(room)}"))
+    fields.append(
+        ("here", f"{here}: {format_bytes(size)} of the {format_bytes(room)} of memory that weights may take")
+    )
     for tokens, nbytes in memory.items():
         within = "" if nbytes <= room else "   more than there is"
         if described.context_length and tokens > described.context_length:

@@ -11,8 +11,10 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from contextlib import contextmanager, suppress
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Self
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+AGAIN_SECONDS = 0.01
 
 
 @contextmanager
@@ -40,9 +43,23 @@ def ended_by_interrupts() -> Iterator[None]:
 
 
 def raise_interrupts() -> None:
-    """Have Ctrl-C raise KeyboardInterrupt from now on: in `python -m mlx_backend` it ends the process."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Have Ctrl-C raise KeyboardInterrupt from now on: in `python -m mlx_backend` it ends the process.
+
+    One that is raised where Python can only report it, in a finaliser or a callback, is raised again soon after.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = sys.unraisablehook
+    again = partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
+
+    def report(raised: sys.UnraisableHookArgs) -> None:
+        if isinstance(raised.exc_value, KeyboardInterrupt):
+            threading.Timer(AGAIN_SECONDS, again).start()
+        else:
+            before(raised)
+
+    sys.unraisablehook = report
 
 
 class StopSignals:

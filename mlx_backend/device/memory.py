@@ -42,6 +42,12 @@ def room_for_weights(limit: int) -> int:
     return int(limit * (1 - MARGIN))
 
 
+def leaves_room_for_caches(weights: int, room: int) -> bool:
+    """Whether weights leave enough of the room for weights to talk with their model for some time."""
+    caches = min(max(MIN_FOR_CACHES, int(weights * CACHES_SHARE)), MAX_FOR_CACHES)
+    return weights + caches <= room
+
+
 def host_cache_bytes(limit: int) -> int:
     """Return how much of a limit the caches outside of MLX's memory may take: of texts, grammars and tokens."""
     return min(int(limit * HOST_CACHE_SHARE), MAX_HOST_CACHE_BYTES)
@@ -216,7 +222,7 @@ def _ignore() -> None:
 
 
 def format_bytes(count: int) -> str:
-    """Write a number of bytes for people."""
+    """Write bytes of memory for people, in the units that memory is sold in: 16 GB are 16 · 1024³ bytes."""
     unit, name = next((each for each in _UNITS if count >= each[0]), _UNITS[-1])
     value = count / unit
     return f"{value:.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
@@ -224,8 +230,8 @@ def format_bytes(count: int) -> str:
 
 MIN_FOR_THE_REST = 2 << 30
 """Bytes that macOS and other programs cannot do without."""
-MIN_FOR_CACHES = 1 << 30
-"""Bytes that a model that is recommended leaves for caches."""
+MIN_FOR_CACHES, MAX_FOR_CACHES, CACHES_SHARE = 1 << 30, 2 << 30, 0.15
+"""What a model that is recommended leaves for caches: a share of its weights, within bounds in bytes."""
 _WIRED_STEP = 512
 """Megabytes to which a limit for macOS is rounded up."""
 
@@ -254,7 +260,7 @@ def too_large(
         # Elsewhere the limit may be a GPU's, and the machine's memory another.
         total = f" of the {format_bytes(machine.memory)}" if machine.is_mac else ""
         parts.append(f"and models may use {format_bytes(room)}{total} here.")
-    if fitting := [each for each in smaller if each[1] + MIN_FOR_CACHES <= room]:
+    if fitting := [each for each in smaller if leaves_room_for_caches(each[1], room)]:
         parts.append(f"A smaller one that fits: {fitting[0][0]} ({format_bytes(fitting[0][1])}).")
     if machine.is_mac and needed << 30 > machine.memory:
         return " ".join(parts)

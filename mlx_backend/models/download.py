@@ -472,9 +472,11 @@ def _explained(repository: str, error: Exception) -> EngineError | None:
         case DisabledRepoError():
             return EngineError(f"Hugging Face has disabled the repository {repository!r}: choose another.")
         case OfflineModeIsEnabled():
-            return _not_here(repository, "HF_HUB_OFFLINE forbids downloading it. Unset that")
+            return _not_here(repository, "HF_HUB_OFFLINE forbids downloading", "Unset that")
         case LocalEntryNotFoundError():
-            return _not_here(repository, "nothing may be downloaded here. Download it")
+            return _not_here(
+                repository, "Nothing may be downloaded here", f"`mlx-backend pull {repository}` does"
+            )
         case HfHubHTTPError():
             return _refused(repository, error.response.status_code)
         case OSError() if error.errno in _FULL:
@@ -489,15 +491,15 @@ def _explained(repository: str, error: Exception) -> EngineError | None:
             return _not_here(repository, f"{why}. Check HF_ENDPOINT")
     if is_transport_error(error):
         return _not_here(
-            repository, f"Hugging Face cannot be reached ({first_line(error)}). Check the network"
+            repository, f"Hugging Face cannot be reached ({first_line(error)})", "Check the network"
         )
     return None
 
 
-def _not_here(repository: str, why: str) -> EngineError:
+def _not_here(repository: str, why: str, cure: str) -> EngineError:
     return EngineError(
-        f"There is no folder {repository!r}, and the repository of that name is not, or not completely, in the cache: "
-        f"{why}, or name a folder that holds the model."
+        f"{why}, and {repository!r} is not, or not completely, on this machine. {cure}, or name a folder that holds "
+        "the model."
     )
 
 

@@ -546,7 +546,7 @@ def repository_bytes(repository: str, endpoint: str | None = None) -> int | None
 
 
 def format_size(size: int) -> str:
-    """Write a number of bytes in the units that disks and downloads are sold in: 12.1 GB, 340.0 MB."""
+    """Write bytes of files for people, in the units that disks are sold in: 12.1 GB are 12.1 · 1000³ bytes."""
     unit, name, digits = next((each for each in _UNITS if size >= each[0]), _UNITS[-1])
     return f"{size / unit:.{digits}f} {name}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import xml.etree.ElementTree as ElementTree
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,6 @@ import pytest
 
 from mlx_backend.cli import main
 from mlx_backend.commands.bench import Case, Figure, Row, TimedReply, drawn, remarks
-from mlx_backend.commands.own_server import own_server
-from mlx_backend.commands.running_server import RunningServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,20 +63,6 @@ def test_the_drawing_is_xml_whatever_the_model_is_called() -> None:
     ]
     root = ElementTree.fromstring(drawn(ABOUT, rows))
     assert "<m> & 'n'" in "".join(root.itertext())
-
-
-def test_a_server_of_its_own_ends_with_the_command() -> None:
-    urls = []
-
-    def be_ended() -> None:
-        with own_server(["--model", "mlx-demo"]) as server:
-            assert server.is_running()
-            urls.append(server.url)
-            signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(KeyboardInterrupt):
-        be_ended()
-    assert not RunningServer(urls[0]).is_running()
 
 
 def test_the_demo_model_is_measured_by_a_server_of_its_own(

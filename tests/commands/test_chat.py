@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from PIL import Image, ImageDraw
 from running_server import running
 from scripted_engine import ScriptedEngine, ScriptedTokenizer
 from server_process import COMMAND, ENVIRONMENT, server_process
 from terminal_process import terminal_process
 
 from mlx_backend.commands.chat_screen import split_finished
+from mlx_backend.demo import MODEL_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +67,7 @@ def test_a_talk_on_a_terminal(url: str, tmp_path: Path) -> None:
         talk.type("/effrt\r")
         talk.until("There is no /effrt; did you mean /effort?")
         talk.type("/effort banana\r")
-        talk.until("'banana' is no effort; mlx-demo has none low medium* high.")
+        talk.until("mlx-demo has none low medium* high.")
         talk.type(f"/save {saved}\r")
         talk.until("saved in")
         talk.type("/bye\r")
@@ -99,6 +102,40 @@ def test_ctrl_c_stops_the_answer_and_not_the_talk(tmp_path: Path) -> None:
             assert talk.process.wait(60) == 0
 
 
+def test_of_several_models_one_is_chosen_and_the_talk_goes_on_with_another_that_sees(tmp_path: Path) -> None:
+    models, picture = tmp_path / "models", tmp_path / "a square.png"
+    for name in ("first", "second"):
+        shutil.copytree(MODEL_PATH, models / name)
+    image = Image.new("RGB", (64, 64), "white")
+    ImageDraw.Draw(image).ellipse((12, 12, 52, 52), "red")
+    image.save(picture)
+    environment = {
+        "XDG_STATE_HOME": str(tmp_path),
+        "MLX_BACKEND_MODELS_DIR": str(models),
+        "MLX_BACKEND_PORT": "1",
+    }
+    with terminal_process("chat", **environment) as talk:
+        assert "second" in talk.until("Which one? [1-4] ")
+        talk.type("2\r")
+        assert "second · effort none low medium* high" in talk.until(">>> ")
+        talk.type("/model\r")
+        talk.until("second* mlx-demo mlx-demo-vision first")
+        talk.type(f"/image {picture}\r")
+        talk.until("second does not see pictures here.")
+        talk.type("/model mlx-demo-visio\r")
+        talk.until("did you mean mlx-demo-vision?")
+        talk.type("/model mlx-demo-vision\r")
+        talk.until("mlx-demo-vision · effort")
+        talk.type(f"/image '{picture}'\r")
+        talk.until("1 with the next message")
+        talk.type("What is in this picture?\r")
+        assert "red" in talk.until("tok/s")
+        talk.until(">>> ")
+        talk.type("/bye\r")
+        talk.to_end()
+        assert talk.process.wait(60) == 0
+
+
 def test_where_no_server_runs_the_model_is_served_by_the_command_itself_and_answers_a_pipe() -> None:
     done = piped("mlx-demo", "--effort", "low", text=QUESTION, MLX_BACKEND_PORT="1")
     assert (done.stdout, done.returncode) == (f"{ANSWER}\n", 0), done.stderr
@@ -126,7 +163,11 @@ def test_json_is_the_whole_reply(url: str) -> None:
     ("arguments", "status", "message"),
     [
         ([], 1, "There is nothing to ask"),
-        (["mlx-demo", "-p", "hi", "--effort", "banana"], 1, '"banana" is not a reasoning effort'),
+        (
+            ["mlx-demo", "-p", "hi", "--effort", "banana"],
+            1,
+            "mlx-demo has none low medium* high.",
+        ),
         (["mlx-demo", "-p", "hi", "--image", "/no/such.png"], 1, "cannot be read: No such file"),
         (["mlx-demo", "-p", "hi", "--image", __file__], 1, "is no picture"),
         (["mlx-demo", "hi", "-p", "hi"], 2, "the prompt is there twice"),

@@ -110,6 +110,16 @@ def test_recommend_names_the_largest_that_fits(folder: Path, said: Callable[...,
     assert "mlx-backend chat mlx-demo" in said("recommend", "--memory-gb", "1")
 
 
+def test_what_is_recommended_leaves_room_to_talk_for_some_time(said: Callable[..., Any]) -> None:
+    tight = said(
+        "recommend", "--memory-gb", "16.5", "--json"
+    )  # the weights of gemma-4-26b are 14.3 GB of 15.7
+    assert tight["best"] == "mlx-community/gpt-oss-20b-MXFP4-Q8"
+    assert (
+        said("recommend", "--memory-gb", "17.5", "--json")["best"] == "mlx-community/gemma-4-26b-a4b-it-4bit"
+    )
+
+
 def test_rm_asks_says_how_much_is_free_and_deletes(
     folder: Path, said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,3 +127,44 @@ def test_a_signal_that_comes_while_an_event_is_posted_is_not_lost() -> None:
         assert signals.wait(60) == signal.SIGINT
         assert signals.wait(0.01) is None
     assert signal.getsignal(signal.SIGINT) is before
+
+
+LOST = """
+import gc, signal, threading, weakref
+from mlx_backend.commands.stop_signals import raise_interrupts
+
+raise_interrupts()
+
+class Finalised:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def interrupt(*_):
+    gc.callbacks.clear()
+    signal.raise_signal(signal.SIGINT)
+
+def in_a_finaliser():
+    Finalised()
+
+def in_a_weak_reference():
+    seen = type("Seen", (), {})()
+    reference = weakref.ref(seen, interrupt)
+    del seen
+
+def in_the_collector():
+    gc.callbacks.append(interrupt)
+    gc.collect()
+
+for lose in (in_a_finaliser, in_a_weak_reference, in_the_collector):
+    try:
+        lose()
+        threading.Event().wait(60)
+    except KeyboardInterrupt:
+        print(lose.__name__)
+"""
+
+
+def test_ctrl_c_where_python_can_only_report_it_is_not_lost(processes: list[subprocess.Popen[str]]) -> None:
+    out, errors = start(processes, "-c", LOST).communicate(timeout=60)
+    assert out.split() == ["in_a_finaliser", "in_a_weak_reference", "in_the_collector"]
+    assert errors == ""

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import os
 import random
+import re
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -257,8 +258,11 @@ def test_a_network_that_is_down_is_said_to_be(server: HubServer, monkeypatch: py
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(EngineError) as caught:
         download(NAME, Reports())
-    assert "Hugging Face cannot be reached (" in str(caught.value)
-    assert str(caught.value).endswith("). Check the network, or name a folder that holds the model.")
+    assert re.fullmatch(
+        rf"Hugging Face cannot be reached \(.*\), and '{NAME}' is not, or not completely, on this machine. "
+        "Check the network, or name a folder that holds the model.",
+        str(caught.value),
+    )
 
 
 def test_what_answers_in_place_of_a_hub_is_said_to_be_none() -> None:

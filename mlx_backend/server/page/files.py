@@ -5,11 +5,8 @@ Knows which files there are and what browsers are told of them; what the page do
 
 from __future__ import annotations
 
-import hashlib
-import mimetypes
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from werkzeug import Response
 from werkzeug.utils import redirect
@@ -28,6 +25,8 @@ if TYPE_CHECKING:
     from mlx_backend.server.handlers import Backend, Handler
 
 FOLDERS = tuple(Path(__file__).parent / name for name in ("static", "vendor"))
+# Not the system's table of types, where .js may be anything.
+TYPES: Final = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 HEADERS = {
     # Nothing from elsewhere, no inline scripts or styles, and no HTML but what the sanitiser has let through.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -40,27 +39,13 @@ HEADERS = {
 }
 
 
-@cache
-def _files() -> Mapping[str, tuple[bytes, str, str]]:
-    """Return the content, media type and ETag of every file, by name."""
-    found = {}
-    for path in (path for folder in FOLDERS for path in folder.iterdir()):
-        content = path.read_bytes()
-        # Not the system's table, where .js may be anything.
-        kind = mimetypes.MimeTypes(()).guess_type(path.name)[0] or "text/plain"
-        if kind.startswith("text/") or kind == "application/json":
-            kind += "; charset=utf-8"
-        found[path.name] = content, kind, hashlib.sha256(content).hexdigest()[:32]
-    return found
-
-
 def _response(request: Request, name: str) -> Response:
-    try:
-        content, kind, tag = _files()[name]
-    except KeyError:
-        raise ApiError(404, f"The page has no file {name[:200]!r}.") from None
-    response = Response(content, content_type=kind, headers=HEADERS)
-    response.set_etag(tag)
+    found = [folder / name for folder in FOLDERS if Path(name).name == name and (folder / name).is_file()]
+    if not found:
+        raise ApiError(404, f"The page has no file {name[:200]!r}.")
+    kind = TYPES.get(found[0].suffix, "text/plain")
+    response = Response(found[0].read_bytes(), mimetype=kind, headers=HEADERS)
+    response.add_etag()
     return response.make_conditional(request)
 
 
@@ -69,9 +54,8 @@ class PageFile(DefaultErrors):
 
     def __init__(self, name: str | None = None, summary: str = "A file of the page") -> None:
         self._name = name
-        self.operation = Operation(
-            summary=summary, answer=str, media_type="text/html" if name else "text/plain"
-        )
+        media_type = "text/html" if name else "text/plain"
+        self.operation = Operation(summary=summary, answer=str, media_type=media_type)
 
     def handle(self, request: Request, _backend: Backend, arguments: Mapping[str, str]) -> Response:
         """Return the file. Raises ApiError for one that is not there."""
@@ -90,20 +74,21 @@ class PageOrAnswer(DefaultErrors):
     def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
         """Return what the client prefers; one that accepts anything gets JSON."""
         wanted = request.accept_mimetypes.best_match(("application/json", "text/html"))
-        if wanted == "text/html":
-            response = _response(request, "index.html")
-        else:
-            response = self._answer.handle(request, backend, arguments)
+        is_browser = wanted == "text/html"
+        response = (
+            _response(request, "index.html")
+            if is_browser
+            else self._answer.handle(request, backend, arguments)
+        )
         response.vary.add("Accept")
         return response
 
 
 def page_routes() -> list[Route]:
     """Return the addresses of the page's files. They tell no secrets: what needs a key is requested by the page."""
+    document = PageFile("index.html", "This document, for reading in a browser")
     return [
-        Route(
-            "GET", "/docs", PageFile("index.html", "This document, for reading in a browser"), needs_key=False
-        ),
+        Route("GET", "/docs", document, needs_key=False),
         Route("GET", "/page/clients.json", ClientsHandler()),
         Route("GET", "/page/<path:name>", PageFile(), needs_key=False),
     ]

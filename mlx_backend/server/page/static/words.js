@@ -73,7 +73,7 @@ export const WORDS = {
   "runningFact": ["{running} running, {waiting} waiting", "実行中 {running}、待機中 {waiting}", "运行 {running}，排队 {waiting}"],
   "sdks": ["Libraries", "ライブラリ", "开发库"], "seed": ["Seed", "シード", "随机种子"], "send": ["Send", "送信", "发送"],
   "sendAgain": ["Send again", "再送信", "重新发送"], "sendResults": ["Send the results", "結果を送信", "发送结果"],
-  "shares": ["Shares the weights of", "重みを共有", "共享权重"], "size": ["Size", "サイズ", "大小"],
+  "shares": ["Shares the weights of", "重みを共有", "共享权重"], "size": ["In memory", "メモリ上", "内存占用"],
   "skip": ["Skip to the content", "本文へ移動", "跳到内容"], "sourceDefault": ["its own default", "モデルの既定", "模型默认"],
   "sourceModel": ["the operator's default for the model", "モデルごとの既定", "管理员为该模型设置"],
   "sourceName": ["the model's name", "モデル名", "模型名称"], "sourceServer": ["the server's default", "サーバーの既定", "服务器默认"],
