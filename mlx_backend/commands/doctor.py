@@ -14,10 +14,11 @@ import socket
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mlx_backend import __version__, version_and_commit
 from mlx_backend.clients import KEY_VARIABLE, LOOPBACK, ServerAccess
@@ -31,9 +32,8 @@ from mlx_backend.models.folders import format_size
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from mlx_backend.commands.local_models import LocalModel
     from mlx_backend.device.machine import Machine
 
 type State = Literal["ok", "warning", "failed"]
@@ -71,16 +71,21 @@ print(json.dumps({
 }))
 """
 _PRODUCT = 64.0**3
+_INSTALL_AGAIN = "Install again, in the way it was"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(NamedTuple):
     """What one check found, in a sentence, and what to do about it."""
 
-    about: str
-    state: State = "ok"
+    state: State
     found: str
     cure: str = ""
+    about: str = ""
+
+
+ok = partial(Finding, "ok")
+warning = partial(Finding, "warning")
+failed = partial(Finding, "failed")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -103,65 +108,58 @@ def run(arguments: argparse.Namespace) -> int:
         findings.append(finding)
         if not arguments.json:
             _show(finding)
-    report = ProblemReport.of(findings)
     if arguments.json:
-        print_json(
-            {
-                "findings": [
-                    {name: report.cleaned(text) for name, text in asdict(each).items()} for each in findings
-                ],
-                "report": report.text(),
-            }
-        )
+        listed = [{name: without_secrets(text) for name, text in each._asdict().items()} for each in findings]
+        print_json({"findings": listed, "report": problem_report(findings)})
     else:
-        _show_end(findings, report)
+        _show_end(findings)
     return 1 if any(finding.state == "failed" for finding in findings) else 0
 
 
 def checks(arguments: argparse.Namespace) -> Iterator[Finding]:
-    """Look at everything, in the order in which one thing needs another."""
+    """Look at everything, in the order in which one thing needs another.
+
+    What keeps a check from looking, such as a package that is missing, is found too.
+    """
     machine = this_machine()
-    yield check_system(machine)
-    yield check_python(sys.version_info[:2])
-    yield from _looked_at("packages", check_packages)
-    mlx = ask_mlx()
-    yield check_mlx(mlx)
-    yield from _looked_at("memory", lambda: check_memory(machine, mlx))
-    if machine.is_mac:
-        yield check_wired(mlx)
-    yield from _looked_at("cache", lambda: check_cache(hugging_face_cache()))
-    yield from _looked_at("disk", lambda: check_disk(hugging_face_cache()))
-    yield from _looked_at("images", check_vision)
-    yield from _looked_at("variables", check_variables)
-    yield from _looked_at("server", lambda: check_address(ServerState.of(arguments), machine))
-    if arguments.model:
-        yield from _looked_at("model", lambda: check_model(arguments.model, mlx))
-
-
-def _looked_at(about: str, check: Callable[[], Finding | Iterator[Finding]]) -> Iterator[Finding]:
-    """Yield what a check finds. What keeps it from looking, such as a package that is missing, is found too."""
-    try:
-        found = check()
-        yield from [found] if isinstance(found, Finding) else found
-    except Exception as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        cure = "Install again, in the way it was: make setup, uv tool or pipx."
-        yield Finding(about=about, state="failed", found=f"this could not be looked at ({reason})", cure=cure)
-
-
-def check_address(server: ServerState, machine: Machine) -> Iterator[Finding]:
-    """What is at the server's address, and who reaches it."""
-    yield check_server(server)
-    yield check_containers(server, is_mac=machine.is_mac, in_container=any(map(Path.exists, IN_CONTAINERS)))
-    yield check_key(server)
+    mlx = cache(ask_mlx)
+    server = cache(lambda: ServerState.of(arguments))
+    in_container = any(map(Path.exists, IN_CONTAINERS))
+    looks: dict[str, Callable[[], Finding | None]] = {
+        "system": lambda: check_system(machine),
+        "python": lambda: check_python(sys.version_info[:2]),
+        "packages": check_packages,
+        "mlx": lambda: check_mlx(mlx()),
+        "memory": lambda: check_memory(machine, mlx()),
+        "wired memory": lambda: check_wired(mlx()) if machine.is_mac else None,
+        "cache": lambda: check_cache(hugging_face_cache()),
+        "disk": lambda: check_disk(hugging_face_cache()),
+        "images": check_vision,
+        "variables": check_variables,
+        "server": lambda: check_server(server()),
+        "containers": lambda: check_containers(server(), is_mac=machine.is_mac, in_container=in_container),
+        "key": lambda: check_key(server()),
+        "model": lambda: check_model(arguments.model, mlx()) if arguments.model else None,
+        "template": lambda: check_template(arguments.model) if arguments.model else None,
+    }
+    for about, look in looks.items():
+        try:
+            found = look()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            found = failed(
+                f"this could not be looked at ({reason})", f"{_INSTALL_AGAIN}: make setup, uv tool or pipx."
+            )
+        if found is not None:
+            yield found._replace(about=about)
 
 
 def check_system(machine: Machine) -> Finding:
     """Whether MLX runs on this kind of machine."""
     found = f"{machine.system} {platform.mac_ver()[0] or platform.release()} on {machine.processor}"
     if (refusal := machine.refusal()) is not None:
-        return Finding(about="system", state="failed", found=found, cure=refusal)
-    return Finding(about="system", found=found)
+        return failed(found, refusal)
+    return ok(found)
 
 
 def check_python(version: tuple[int, int]) -> Finding:
@@ -170,10 +168,8 @@ def check_python(version: tuple[int, int]) -> Finding:
     found = f"Python {platform.python_version()} ({sys.executable})"
     if not first <= version < end:
         needed = f"{first[0]}.{first[1]} to {end[0]}.{end[1] - 1}"
-        return Finding(
-            about="python", state="failed", found=found, cure=f"Install with a Python of {needed}."
-        )
-    return Finding(about="python", found=found)
+        return failed(found, f"Install with a Python of {needed}.")
+    return ok(found)
 
 
 def check_packages() -> Finding:
@@ -182,14 +178,11 @@ def check_packages() -> Finding:
     versions = (f"{name} {version_of(name) or 'missing'}" for name in ("mlx", "mlx-lm", "transformers"))
     found = f"mlx-backend {__version__}, {', '.join(versions)}"
     if missing:
-        cure = (
-            f"Missing: {', '.join(missing)}. Install again, in the way it was: make setup, uv tool or pipx."
-        )
-        return Finding(about="packages", state="failed", found=found, cure=cure)
+        return failed(found, f"Missing: {', '.join(missing)}. {_INSTALL_AGAIN}: make setup, uv tool or pipx.")
     if unfit := _unfit():
         cure = f"Not in a version that was tried: {', '.join(unfit)}. Install again without other versions."
-        return Finding(about="packages", state="warning", found=found, cure=cure)
-    return Finding(about="packages", found=found)
+        return warning(found, cure)
+    return ok(found)
 
 
 def _unfit() -> list[str]:
@@ -241,27 +234,22 @@ def ask_mlx(program: str = _MLX) -> dict[str, Any]:
 def check_mlx(mlx: Mapping[str, Any]) -> Finding:
     """Whether MLX can be imported, computes rightly, and on what."""
     if "error" in mlx:
-        cure = "Install again, in the way it was (make setup, uv tool, pipx); on an NVIDIA GPU see docs/performance.md."
-        return Finding(about="mlx", state="failed", found=f"MLX cannot be used: {mlx['error']}", cure=cure)
+        cure = f"{_INSTALL_AGAIN} (make setup, uv tool, pipx); on an NVIDIA GPU see docs/performance.md."
+        return failed(f"MLX cannot be used: {mlx['error']}", cure)
     device = f"the GPU {mlx['name']}".rstrip() if mlx["gpu"] else "the CPU"
     found = f"MLX {mlx['version']} computes on {device}" + (f". {mlx['blas']}" if mlx["blas"] else "")
     if mlx["product"] != _PRODUCT:
         cure = "Products of matrices are wrong. Leave LD_PRELOAD out, or choose another BLAS with --blas."
-        return Finding(about="mlx", state="failed", found=found, cure=cure)
+        return failed(found, cure)
     if mlx["slow"]:
         cure = (
             "Prompts are many times slower so. Install an optimised BLAS (Debian and Ubuntu: apt install "
             "libopenblas0-pthread)."
         )
-        return Finding(about="mlx", state="warning", found=found, cure=cure)
+        return warning(found, cure)
     if not mlx["gpu"] and platform.system() == "Darwin":
-        return Finding(
-            about="mlx",
-            state="warning",
-            found=found,
-            cure="Metal is not available: is this a virtual machine?",
-        )
-    return Finding(about="mlx", found=found)
+        return warning(found, "Metal is not available: is this a virtual machine?")
+    return ok(found)
 
 
 def check_memory(machine: Machine, mlx: Mapping[str, Any]) -> Finding:
@@ -273,18 +261,18 @@ def check_memory(machine: Machine, mlx: Mapping[str, Any]) -> Finding:
         found += f", of which models and their caches may take {format_bytes(mlx['memory'])} (--memory-gb)"
     if (pressure := memory_pressure()) != "none":
         cure = f"macOS is short of memory now ({pressure}): end programs that take much."
-        return Finding(about="memory", state="warning", found=found, cure=cure)
+        return warning(found, cure)
     if machine.memory < LITTLE_MEMORY:
         cure = "That is enough for small models; `mlx-backend recommend` names some."
-        return Finding(about="memory", state="warning", found=found, cure=cure)
-    return Finding(about="memory", found=found)
+        return warning(found, cure)
+    return ok(found)
 
 
 def check_wired(mlx: Mapping[str, Any]) -> Finding:
     """How much memory macOS leaves to the GPU."""
     limit = mlx.get("wired")
     found = f"macOS leaves {format_bytes(limit)} to the GPU" if limit else "macOS names no limit for the GPU"
-    return Finding(about="wired memory", found=f"{found} (iogpu.wired_limit_mb; docs/performance.md)")
+    return ok(f"{found} (iogpu.wired_limit_mb; docs/performance.md)")
 
 
 def hugging_face_cache() -> Path:
@@ -305,8 +293,8 @@ def check_cache(folder: Path) -> Finding:
         cure = (
             f"Nothing can be written there: change the rights of {there}, or set HF_HOME to another folder."
         )
-        return Finding(about="cache", state="failed", found=found, cure=cure)
-    return Finding(about="cache", found=found)
+        return failed(found, cure)
+    return ok(found)
 
 
 def check_disk(folder: Path, usage: Callable[[Path], Any] = shutil.disk_usage) -> Finding:
@@ -315,11 +303,11 @@ def check_disk(folder: Path, usage: Callable[[Path], Any] = shutil.disk_usage) -
     found = f"{format_size(free)} free where models are kept"
     if free < NO_SPACE:
         cure = "Make room (`mlx-backend rm MODEL`), or set HF_HOME to a folder of another disk."
-        return Finding(about="disk", state="failed", found=found, cure=cure)
+        return failed(found, cure)
     if free < LITTLE_SPACE:
         cure = "A model of 20B parameters has 12 GB. `mlx-backend list` shows what is there, and `rm` removes it."
-        return Finding(about="disk", state="warning", found=found, cure=cure)
-    return Finding(about="disk", found=found)
+        return warning(found, cure)
+    return ok(found)
 
 
 def check_vision() -> Finding:
@@ -327,19 +315,18 @@ def check_vision() -> Finding:
     from mlx_backend.engine.mlx.vision.families import is_installed
 
     if is_installed():
-        return Finding(
-            about="images", found=f"mlx-vlm {version_of('mlx-vlm')}: models that see are shown images"
-        )
-    return Finding(about="images", found="not installed (docs/images.md); needed for models that see alone")
+        return ok(f"mlx-vlm {version_of('mlx-vlm')}: models that see are shown images")
+    return ok("not installed (docs/images.md); needed for models that see alone")
 
 
-def check_variables() -> Iterator[Finding]:
+def check_variables() -> Finding | None:
     """Variables of the environment that were meant for this, and have no effect."""
     from mlx_backend.commands.options import misspelt_variables
 
-    for variable, nearest in misspelt_variables().items():
-        found = f"${variable} has no effect"
-        yield Finding(about="variables", state="warning", found=found, cure=f"Did you mean ${nearest}?")
+    if not (misspelt := misspelt_variables()):
+        return None
+    cures = [f"Did you mean ${nearest}?" for nearest in misspelt.values()]
+    return warning(", ".join(f"${variable} has no effect" for variable in misspelt), " ".join(cures))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,58 +406,51 @@ def check_server(server: ServerState) -> Finding:
         found = f"mlx-backend {server.version} answers at {server.url}{named}".replace("  ", " ")
         if server.version and server.version != __version__:
             cure = f"This command is of version {__version__}: start the server again."
-            return Finding(about="server", state="warning", found=found, cure=cure)
-        return Finding(about="server", found=found)
+            return warning(found, cure)
+        return ok(found)
     if server.in_use:
-        return Finding(
-            about="server", state="warning", found=f"no server of ours at {server.url}", cure=server.in_use
-        )
-    return Finding(about="server", found=f"none runs; the port {server.port} is free for one")
+        return warning(f"no server of ours at {server.url}", server.in_use)
+    return ok(f"none runs; the port {server.port} is free for one")
 
 
 def check_containers(server: ServerState, *, is_mac: bool, in_container: bool = False) -> Finding:
     """Whether a container on this machine, such as Dify's, reaches the server."""
     if in_container:
         found = f"this is a container: others reach what it publishes (-p {server.port}:{server.port}, --host 0.0.0.0)"
-        return Finding(about="containers", found=found)
+        return ok(found)
     seen = ServerAccess(url=server.url).container_url
     found = f"a container on this machine uses {seen}/v1"
     if server.is_elsewhere:
-        return Finding(about="containers", found=found)
+        return ok(found)
     hosts = "" if is_mac else ' and needs extra_hosts: ["host.docker.internal:host-gateway"]'
     if not server.is_ours:
         advice = "" if is_mac else ", if the server is started with --host 0.0.0.0 --api-key KEY"
-        return Finding(about="containers", found=f"{found}{hosts}{advice}")
+        return ok(f"{found}{hosts}{advice}")
     if server.on_network is False and not is_mac:
         cure = "It answers on loopback alone, which no container reaches: start it with --host 0.0.0.0 --api-key KEY."
-        return Finding(about="containers", state="warning", found=f"{found}{hosts}", cure=cure)
-    return Finding(about="containers", found=f"{found}{hosts}")
+        return warning(f"{found}{hosts}", cure)
+    return ok(f"{found}{hosts}")
 
 
 def check_key(server: ServerState) -> Finding:
     """Whether the server wants a key, and has been given the right one. The key is not shown."""
     if not server.is_ours:
         given = f"${KEY_VARIABLE} is set" if server.has_key else "none is set"
-        return Finding(about="key", found=given)
+        return ok(given)
     if server.needs_key and not server.has_key:
         cure = f"Give it with --key, or in ${KEY_VARIABLE}."
-        return Finding(
-            about="key", state="warning", found="the server wants one, and none is given", cure=cure
-        )
+        return warning("the server wants one, and none is given", cure)
     if not server.key_is_right:
         cure = "The server does not know it: compare it with the server's --api-key or --api-key-file."
-        return Finding(about="key", state="failed", found="a wrong one is given", cure=cure)
+        return failed("a wrong one is given", cure)
     if not server.needs_key and server.on_network:
         cure = "Everyone who can reach this machine can use the server: start it with --api-key KEY."
-        return Finding(about="key", state="warning", found="the server wants none", cure=cure)
-    return Finding(
-        about="key",
-        found="the server wants one, and takes it" if server.needs_key else "the server wants none",
-    )
+        return warning("the server wants none", cure)
+    return ok("the server wants one, and takes it" if server.needs_key else "the server wants none")
 
 
-def check_model(name: str, mlx: Mapping[str, Any]) -> Iterator[Finding]:
-    """Whether a model's folder is whole, whether it fits, and how it is understood."""
+def check_model(name: str, mlx: Mapping[str, Any]) -> Finding:
+    """Whether a model's folder is whole, and whether it fits."""
     from mlx_backend.commands.local_models import LocalModels
     from mlx_backend.device.memory import room_for_weights
     from mlx_backend.models.folders import problem_of
@@ -478,27 +458,30 @@ def check_model(name: str, mlx: Mapping[str, Any]) -> Iterator[Finding]:
     try:
         model = LocalModels().find(name)
         problem = problem_of(model.folder, model.name)
-        if problem is None or problem:
-            raise CommandError(problem or f"{model.folder} holds nothing of a model.")
     except CommandError as error:
-        found = f"{name} cannot be served"
-        yield Finding(about="model", state="failed", found=found, cure=str(error))
-        return
+        return failed(f"{name} cannot be served", str(error))
+    if problem is None or problem:
+        return failed(f"{name} cannot be served", problem or f"{model.folder} holds nothing of a model.")
     weights = model.files.weight_bytes
     found = f"the weights of {model.name} take {format_bytes(weights)} of memory"
     if "error" not in mlx and weights > room_for_weights(mlx["memory"]):
         cure = "They do not fit into the memory that models may take: `mlx-backend recommend` names models that do."
-        yield Finding(about="model", state="failed", found=found, cure=cure)
-    else:
-        yield Finding(about="model", found=found)
-    if model.description.kind == "llm":
-        yield check_template(model)
+        return failed(found, cure)
+    return ok(found)
 
 
-def check_template(model: LocalModel) -> Finding:
-    """How a model's template and tokens are understood."""
+def check_template(name: str) -> Finding | None:
+    """How a model's template and tokens are understood; None for one that does not chat, or is not whole."""
+    from mlx_backend.commands.local_models import LocalModels
     from mlx_backend.models.files import chat_template
+    from mlx_backend.models.folders import problem_of
 
+    try:
+        model = LocalModels().find(name)
+    except CommandError:
+        return None
+    if problem_of(model.folder, model.name) != "" or model.description.kind != "llm":
+        return None
     described = model.description
     found = (
         f"dialect {described.dialect}, since {described.recognised_by}; efforts: "
@@ -507,44 +490,32 @@ def check_template(model: LocalModel) -> Finding:
     )
     if chat_template(model.folder) is None:
         cure = "It has no chat template: a base model, which was not trained to chat, is for /v1/completions."
-        return Finding(about="template", state="warning", found=found, cure=cure)
-    return Finding(about="template", found=found)
+        return warning(found, cure)
+    return ok(found)
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemReport:
-    """What a report of a problem needs. Without secrets, and with `~` for the home folder."""
+def problem_report(findings: Sequence[Finding]) -> str:
+    """Return what a report of a problem needs: what was found, versions of packages, and names of variables."""
+    versions = [f"{name} {version}" for name in PACKAGES if (version := version_of(name))]
+    variables = sorted(name for name in os.environ if name.startswith(("MLX_", "HF_")))
+    lines = (
+        f"mlx-backend {version_and_commit()}, Python {platform.python_version()}, {platform.platform()}",
+        f"packages: {', '.join(versions)}",
+        *(f"{MARKS[each.state][0]} {each.about}: {each.found}" for each in findings),
+        f"variables that are set: {', '.join(variables) or 'none'}",
+    )
+    return without_secrets("\n".join(lines))
 
-    lines: tuple[str, ...]
 
-    @classmethod
-    def of(cls, findings: list[Finding]) -> ProblemReport:
-        """Make it of what was found, the versions of packages, and names of variables."""
-        versions = [f"{name} {version}" for name in PACKAGES if (version := version_of(name))]
-        variables = sorted(name for name in os.environ if name.startswith(("MLX_", "HF_")))
-        return cls(
-            (
-                f"mlx-backend {version_and_commit()}, Python {platform.python_version()}, {platform.platform()}",
-                f"packages: {', '.join(versions)}",
-                *(f"{MARKS[each.state][0]} {each.about}: {each.found}" for each in findings),
-                f"variables that are set: {', '.join(variables) or 'none'}",
-            )
-        )
-
-    def text(self) -> str:
-        """Return it."""
-        return self.cleaned("\n".join(self.lines))
-
-    @staticmethod
-    def cleaned(text: str) -> str:
-        """Take the home folder, the machine's name and the key out of a text."""
-        for secret in (os.environ.get(KEY_VARIABLE), os.environ.get("HF_TOKEN")):
-            if secret:
-                text = text.replace(secret, "…")
-        if len(name := socket.gethostname()) > 3:
-            text = text.replace(name, "HOST")
-        home = str(Path.home())
-        return text if home == "/" else text.replace(f"{home}/", "~/")
+def without_secrets(text: str) -> str:
+    """Take the home folder, the machine's name and the key out of a text."""
+    for secret in (os.environ.get(KEY_VARIABLE), os.environ.get("HF_TOKEN")):
+        if secret:
+            text = text.replace(secret, "…")
+    if len(name := socket.gethostname()) > 3:
+        text = text.replace(name, "HOST")
+    home = str(Path.home())
+    return text if home == "/" else text.replace(f"{home}/", "~/")
 
 
 def _show(finding: Finding) -> None:
@@ -563,10 +534,10 @@ def _show(finding: Finding) -> None:
         console().print(lines)
 
 
-def _show_end(findings: list[Finding], report: ProblemReport) -> None:
-    failed = sum(finding.state == "failed" for finding in findings)
+def _show_end(findings: Sequence[Finding]) -> None:
+    wrong = sum(finding.state == "failed" for finding in findings)
     warnings = sum(finding.state == "warning" for finding in findings)
-    wrong = f"{failed} thing{'s are' if failed != 1 else ' is'} wrong" if failed else "Nothing is wrong"
+    said = f"{wrong} thing{'s are' if wrong != 1 else ' is'} wrong" if wrong else "Nothing is wrong"
     more = f", {warnings} to look at" if warnings else ""
-    console().print(f"\n{wrong}{more}. For a report of a problem:\n")
-    print(printable(f"```text\n{report.text()}\n```"))
+    console().print(f"\n{said}{more}. For a report of a problem:\n")
+    print(printable(f"```text\n{problem_report(findings)}\n```"))

@@ -487,8 +487,8 @@ def _explained(repository: str, error: Exception) -> EngineError | None:
                 "folder writable, or set HF_HOME to another."
             )
         case KeyError() | TypeError() | ValueError():
-            why = f"what answers is not Hugging Face, or a mirror of it ({type(error).__name__})"
-            return _not_here(repository, f"{why}. Check HF_ENDPOINT")
+            why = f"What answers is not Hugging Face, or a mirror of it ({type(error).__name__})"
+            return _not_here(repository, why, "Check HF_ENDPOINT")
     if is_transport_error(error):
         return _not_here(
             repository, f"Hugging Face cannot be reached ({first_line(error)})", "Check the network"

@@ -267,7 +267,7 @@ def test_a_network_that_is_down_is_said_to_be(server: HubServer, monkeypatch: py
 
 def test_what_answers_in_place_of_a_hub_is_said_to_be_none() -> None:
     with (
-        pytest.raises(EngineError, match=r"what answers is not Hugging Face.*Check HF_ENDPOINT"),
+        pytest.raises(EngineError, match=r"What answers is not Hugging Face.*Check HF_ENDPOINT"),
         explain_download_errors(NAME),
     ):
         raise KeyError("id")  # as of a router's page of JSON
