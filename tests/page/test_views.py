@@ -52,10 +52,10 @@ def test_activity_lists_a_request_without_its_contents(open_page: OpenPage, scri
 
 def test_clients_are_shown_with_this_servers_address_and_copied(open_page: OpenPage, scripted: str) -> None:
     page = open_page(f"{scripted}/#/connect", permissions=["clipboard-read", "clipboard-write"])
-    page.get_by_role("tab", name="Codex").focus()
+    page.get_by_role("radio", name="Codex").focus()
     page.keyboard.press("ArrowDown")
-    expect(page.get_by_role("tab", name="Claude Code")).to_be_focused()
-    page.get_by_role("tabpanel").get_by_role("button", name="Copy").first.click()
+    expect(page.get_by_role("radio", name="Claude Code")).to_be_focused()
+    page.locator(".panel").get_by_role("button", name="Copy").first.click()
     assert f"ANTHROPIC_BASE_URL={scripted}" in page.evaluate("navigator.clipboard.readText()")
 
 
@@ -89,8 +89,8 @@ def test_nothing_is_wider_than_a_narrow_screen(
     open_page: OpenPage, demo: str, size: tuple[int, int], locale: str
 ) -> None:
     page = open_page(demo, viewport={"width": size[0], "height": size[1]}, locale=locale)
-    for view in (*VIEWS, "docs"):
-        page.goto(f"{demo}/docs" if view == "docs" else f"{demo}/#/{view}")
+    for view in (*VIEWS, "api"):
+        page.goto(f"{demo}/#/{view}")
         page.wait_for_load_state("networkidle")
         width = page.evaluate(
             "Math.max(document.documentElement.scrollWidth, document.querySelector('main').scrollWidth)"

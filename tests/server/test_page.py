@@ -132,7 +132,7 @@ def test_every_text_that_is_shown_is_there_and_every_one_is_shown() -> None:
     assert named - WORDS.keys() == set()
     quoted = set(re.findall(r"[\"'`]([\w.]+)[\"'`]|\b(\w+): \[", SCRIPTS))
     known = {word for pair in quoted for word in pair} | named
-    composed = re.compile(r"(outcome|type|can)\.\w+|\w+(Hint|Percent)")
+    composed = re.compile(r"(outcome|type|can|source)\.[\w ]+|\w+(Hint|Percent)")
     said = {
         *Effort,
         *get_args(ModelState.__value__),

@@ -73,13 +73,10 @@ class PageOrAnswer(DefaultErrors):
 
     def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
         """Return what the client prefers; one that accepts anything gets JSON."""
-        wanted = request.accept_mimetypes.best_match(("application/json", "text/html"))
-        is_browser = wanted == "text/html"
-        response = (
-            _response(request, "index.html")
-            if is_browser
-            else self._answer.handle(request, backend, arguments)
-        )
+        if request.accept_mimetypes.best_match(("application/json", "text/html")) == "text/html":
+            response = _response(request, "index.html")
+        else:
+            response = self._answer.handle(request, backend, arguments)
         response.vary.add("Accept")
         return response
 

@@ -1,18 +1,19 @@
 // The server's addresses: requests with the key, streams, and what goes wrong in words.
-import { h, openDialog, settings, t } from "./dom.js";
+import { h, ofTab, openDialog, settings, t } from "./dom.js";
 
-export class ServerError extends Error {
-  constructor(message, { status = 0, code = null, param = null } = {}) {
+/** What the server says went wrong, with its code; or that the connection was lost. */
+class ServerError extends Error {
+  constructor(message, code) {
     super(message);
-    Object.assign(this, { status, code, param });
+    this.code = code;
   }
 }
+const lost = () => new ServerError(t("lost"), "lost");
 
 export const url = (path) => new URL(path, document.baseURI).href;
 export const base = () => url(".").replace(/\/$/, "");
 
-let key = settings.get("key");
-try { key ||= sessionStorage.getItem("mlx-backend.key"); } catch { /* a browser that keeps nothing */ }
+let key = settings.get("key") || ofTab.get("key");
 
 /** The header with the key: its bytes in UTF-8, since a header's text is Latin-1. */
 const withKey = () => (key ? { authorization: `Bearer ${String.fromCharCode(...new TextEncoder().encode(key))}` } : {});
@@ -28,11 +29,11 @@ export async function send(path, { body, method, signal } = {}) {
       response = await fetch(url(path), { method: method || (data ? "POST" : "GET"), body: data, headers, signal, cache: "no-store" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ServerError(t("lost"), { code: "lost" });
+      throw lost();
     }
     if (response.ok) return response;
     const { error } = await response.json().catch(() => ({}));
-    const failure = new ServerError(error?.message || t("status", { status: response.status }), { ...error, status: response.status });
+    const failure = new ServerError(error?.message || t("status", { status: response.status }), error?.code);
     if (response.status !== 401) throw failure;
     await askForKey(failure.message);
   }
@@ -49,24 +50,23 @@ function askForKey(message) {
     const input = h("input", { type: "password", autocomplete: "current-password", required: true, id: "key", "aria-describedby": "key-note" });
     const remember = h("input", { type: "checkbox" });
     let given = false;
-    const form = h("form", { method: "dialog", class: "stack", onsubmit: () => { given = true; keepKey(input.value.trim(), remember.checked); } },
+    const form = h("form", { method: "dialog", class: "stack", onsubmit: () => {
+      given = true;
+      key = input.value.trim();
+      settings.set("key", remember.checked ? key : null);
+      ofTab.set("key", key);
+    } },
       h("p", { id: "key-note" }, key ? message : t("keyNeeded")),
       h("label", { for: "key" }, t("key")), input,
       h("label", { class: "check" }, remember, t("rememberKey")),
       h("button", { class: "primary" }, t("useKey")));
     openDialog(t("key"), form).addEventListener("close", () => {
       asking = null;
-      given ? resolve() : reject(new ServerError(message, { status: 401 }));
+      given ? resolve() : reject(new ServerError(message));
     });
     input.focus();
   });
   return asking;
-}
-
-export function keepKey(value, remember = false) {
-  key = value;
-  settings.set("key", remember ? value : null);
-  try { value ? sessionStorage.setItem("mlx-backend.key", value) : sessionStorage.removeItem("mlx-backend.key"); } catch { /* as above */ }
 }
 
 /** Yield the JSON of each event of a stream. Throws what the server says went wrong, and if the stream breaks off. */
@@ -78,7 +78,7 @@ export async function* stream(path, body, signal) {
     for (;;) {
       const { value, done } = await reader.read();
       if (done && isWhole) return;
-      if (done) throw new ServerError(t("lost"), { code: "lost" });
+      if (done) throw lost();
       const lines = (rest + value).split("\n");
       rest = lines.pop();
       for (const line of lines) {
@@ -88,13 +88,13 @@ export async function* stream(path, body, signal) {
         isWhole ||= line === "data: [DONE]";
         if (isWhole) break;
         const event = JSON.parse(line.slice(6));
-        if (event.error) throw new ServerError(event.error.message, event.error);
+        if (event.error) throw new ServerError(event.error.message, event.error.code);
         yield event;
       }
     }
   } catch (error) {
     if (error instanceof ServerError || error.name === "AbortError") throw error;
-    throw new ServerError(t("lost"), { code: "lost" });
+    throw lost();
   } finally {
     reader.cancel().catch(() => {});
   }

@@ -5,7 +5,7 @@ import { Markdown } from "./markdown.js";
 import { SAMPLING, asMarkdown, newReply, receive, requestOf } from "./reply.js";
 import { chats } from "./store.js";
 
-const MAX_SIDE = 2048, MAX_IMAGES = 16, SAVE_SECONDS = 2;
+const MAX_SIDE = 2048, MAX_IMAGES = 16, TICK_MS = 100, SAVE_TICKS = 20;
 const running = new Map(); // chats whose reply is coming: their AbortController
 const list = h("div", { class: "messages" });
 let chat = null, shown = [], images = [];
@@ -93,7 +93,7 @@ class MessageView {
     this.markdown.show(message.text, !live);
     this.body.classList.toggle("growing", message.state === "answering");
     put(this.calls, message.calls.map((call) => this.call(call)));
-    if (live) return put(this.footer, );
+    if (live) return put(this.footer);
     put(this.problem, this.problems());
     put(this.footer, this.facts(), this.actions());
   }
@@ -130,10 +130,8 @@ class MessageView {
     const parts = [];
     if (answeredBy && answeredBy !== chat.model) parts.push(answeredBy);
     if (decided && levelsOf(modelOf(answeredBy)).length) {
-      const source = { reasoning_effort: "chosen", default: "sourceDefault", "model default": "sourceModel", "server default": "sourceServer",
-        "system prompt": "sourceSystem", "model name": "sourceName" }[decided.source];
       const told = decided.level && decided.level !== decided.effort ? ` → ${t(decided.level)}` : "";
-      parts.push(h("span", { class: "effort-fact" }, `${t("effort")} ${t(decided.effort)}${told} (${source ? t(source) : decided.source})`));
+      parts.push(h("span", { class: "effort-fact" }, `${t("effort")} ${t(decided.effort)}${told} (${t(`source.${decided.source}`)})`));
     }
     if (usage) {
       const reasoning = usage.completion_tokens_details?.reasoning_tokens;
@@ -151,7 +149,7 @@ class MessageView {
     const { message } = this, isLast = message === chat.messages.at(-1);
     const isUnfinished = message.state === "stopped" || message.state === "error" || message.finish === "length";
     const actions = [copyButton(() => message.text), iconButton("retry", t("retry"), () => again(message))];
-    if (isLast && isUnfinished && message.text && !message.calls.length) actions.push(iconButton("more", t("continue"), () => goOn(message)));
+    if (isLast && isUnfinished && message.text && !message.calls.length) actions.push(iconButton("more", t("continue"), () => running.has(chat.id) || ask(message, false)));
     if (isLast && message.state === "done" && message.calls.length) {
       actions.push(h("button", { type: "button", class: "primary", onclick: () => giveResults(message, this.element) }, t("sendResults")));
     }
@@ -182,29 +180,20 @@ async function ask(reply = newReply(), isNew = true) {
   if (isNew) asked.messages.push(reply);
   running.set(asked.id, controller);
   draw();
-  announce(t("waiting"));
-  let saved = performance.now(), isDue = false, state = reply.state;
-  const redraw = () => {
-    isDue = false;
+  let ticks = 0, said = "";
+  const onTick = () => {
+    if (reply.state !== said) announce(t((said = reply.state)));
+    if (reply.state === "waiting" && ticks % 10 === 0) server.refreshHealth();
+    if (ticks++ % SAVE_TICKS === 0) chats.save(asked);
     if (chat !== asked) return;
     shown.find((each) => each.message === reply)?.update();
     scroll();
   };
-  const onChange = () => {
-    if (reply.state !== state) announce(t((state = reply.state)));
-    if (!isDue) {
-      isDue = true;
-      reply.text.length + reply.reasoning.length > 20_000 ? setTimeout(redraw, 200) : requestAnimationFrame(redraw);
-    }
-    if (performance.now() - saved > 1000 * SAVE_SECONDS) {
-      saved = performance.now();
-      chats.save(asked);
-    }
-  };
-  const polling = setInterval(() => reply.state === "waiting" && server.refreshHealth().then(onChange), 1000);
-  chats.save(asked);
-  await receive(reply, body, controller.signal, onChange);
-  clearInterval(polling);
+  onTick();
+  const timer = setInterval(onTick, TICK_MS);
+  await receive(reply, body, controller.signal);
+  clearInterval(timer);
+  announce(t(reply.state));
   running.delete(asked.id);
   if (reply.error?.code === "lost") server.refreshHealth();
   asked.updated = Date.now();
@@ -236,10 +225,6 @@ function again(message, text) {
   if (text !== undefined) message.text = text;
   chat.messages.length = end;
   ask();
-}
-
-function goOn(message) {
-  if (!running.has(chat.id)) ask(message, false);
 }
 
 function giveResults(message, element) {
@@ -292,7 +277,7 @@ function drawComposer() {
   }), h("span", {}, label));
   const standard = model?.reasoning?.default;
   put(dial, h("legend", {}, t("effort")),
-    ...(levels.length ? [level("", t("auto"), standard ? `${t("sourceDefault")}: ${t(standard)}` : t("sourceDefault")), ...levels.map((each) => level(each, t(each), described[each]))]
+    ...(levels.length ? [level("", t("auto"), standard ? `${t("source.default")}: ${t(standard)}` : t("source.default")), ...levels.map((each) => level(each, t(each), described[each]))]
       : [h("span", { class: "muted" }, t("noEffort"))]));
   if (focused !== null) dial.querySelector(`input[value="${focused}"]`)?.focus();
   dial.disabled = !levels.length;
@@ -316,13 +301,6 @@ function addImages(files) {
 
 async function readImage(picture) {
   const bitmap = await createImageBitmap(picture), scale = Math.min(1, MAX_SIDE / Math.max(bitmap.width, bitmap.height));
-  if (scale === 1 && /png|jpeg|webp/.test(picture.type)) {
-    return new Promise((resolve, reject) => {
-      const reader = new FileReader();
-      Object.assign(reader, { onload: () => resolve(reader.result), onerror: reject });
-      reader.readAsDataURL(picture);
-    });
-  }
   const canvas = h("canvas", { width: Math.round(bitmap.width * scale), height: Math.round(bitmap.height * scale) });
   canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   return canvas.toDataURL(picture.type === "image/jpeg" ? "image/jpeg" : "image/png", 0.9);
@@ -361,10 +339,8 @@ function openSettings(problem = "") {
 
 const scroller = h("div", { class: "scroller", onscroll: () => { toEnd.hidden = isAtEnd(); } }, list);
 const isAtEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 80;
-let follows = true;
-scroller.addEventListener("wheel", () => requestAnimationFrame(() => { follows = isAtEnd(); }), { passive: true });
-scroller.addEventListener("touchmove", () => { follows = isAtEnd(); }, { passive: true });
-scroller.addEventListener("keyup", () => { follows = isAtEnd(); });
+let follows = true; // what comes is followed until somebody scrolls away from the end
+for (const gesture of ["wheel", "touchmove", "keyup"]) scroller.addEventListener(gesture, () => requestAnimationFrame(() => { follows = isAtEnd(); }), { passive: true });
 
 function scroll(isForced = false) {
   if (isForced) follows = true;

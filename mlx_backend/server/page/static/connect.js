@@ -3,13 +3,15 @@ import { base, get, server } from "./api.js";
 import { copyButton, h, put, t } from "./dom.js";
 import { Markdown } from "./markdown.js";
 
-const tabs = h("div", { role: "tablist", "aria-label": t("clients"), "aria-orientation": "vertical", class: "tabs" }), panel = h("div", { role: "tabpanel", tabindex: 0, "aria-label": t("clients"), class: "panel" });
+const tabs = h("div", { role: "radiogroup", "aria-label": t("clients"), class: "tabs" }), panel = h("section", { "aria-label": t("connect"), class: "panel" });
 const picker = h("select", { "aria-label": t("model"), onchange: () => fill() });
-let clients = [], chosen = 0;
+let clients = [], chosen = "";
 
 export const view = h("section", { class: "page", "aria-label": t("connect") },
   h("h1", {}, t("connect")), h("p", {}, t("connectIntro")), h("p", {}, h("label", {}, `${t("model")} `, picker)), h("div", { class: "clients" }, tabs, panel));
 
+// The others are names.
+const titleOf = (client) => (client.name === "ollama-api" ? t("ollamaClients") : client.title);
 const titles = { agent: t("agents"), app: t("apps"), sdk: t("sdks") };
 
 function snippet({ file, text }) {
@@ -22,30 +24,17 @@ function paragraph(text) {
   return text ? element : null;
 }
 
-function show(index, hasFocus = false) {
-  chosen = index;
-  const client = clients[index];
-  [...tabs.querySelectorAll("button")].forEach((tab, at) => {
-    tab.setAttribute("aria-selected", at === index);
-    tab.tabIndex = at === index ? 0 : -1;
-    if (at === index && hasFocus) tab.focus();
-  });
-  panel.setAttribute("aria-label", client.title);
-  put(panel, h("h2", {}, client.title), paragraph(client.about), ...client.snippets.map(snippet), paragraph(client.more));
-}
-
-function onkeydown(event) {
-  const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -chosen, End: clients.length - 1 - chosen };
-  if (!(event.key in steps)) return;
-  event.preventDefault();
-  show((chosen + steps[event.key] + clients.length) % clients.length, true);
+function show(client) {
+  chosen = client.name;
+  put(panel, h("h2", {}, titleOf(client)), paragraph(client.about), client.snippets.map(snippet), paragraph(client.more));
 }
 
 async function fill() {
   clients = await get(`page/clients.json?${new URLSearchParams({ url: base(), model: picker.value })}`);
-  put(tabs, Object.entries(titles).map(([kind, title]) => h("div", { role: "presentation" }, h("h2", { role: "presentation" }, title),
-    clients.map((client, index) => client.kind === kind && h("button", { type: "button", role: "tab", onclick: () => show(index), onkeydown }, client.title)))));
-  show(Math.min(chosen, clients.length - 1));
+  const current = clients.find((each) => each.name === chosen) || clients[0];
+  const tab = (client) => h("label", {}, h("input", { type: "radio", name: "client", ".checked": client === current, onchange: () => show(client) }), h("span", {}, titleOf(client)));
+  put(tabs, Object.entries(titles).map(([kind, title]) => h("div", {}, h("h2", {}, title), clients.filter((each) => each.kind === kind).map(tab))));
+  show(current);
 }
 
 export async function refresh() {

@@ -3,15 +3,12 @@ import { WORDS } from "./words.js";
 
 export const LANGUAGES = { en: "English", ja: "日本語", zh: "中文" };
 
-export const settings = {
-  get: (name) => { try { return localStorage.getItem(`mlx-backend.${name}`); } catch { return null; } },
-  set: (name, value) => {
-    try {
-      if (value === null) localStorage.removeItem(`mlx-backend.${name}`);
-      else localStorage.setItem(`mlx-backend.${name}`, value);
-    } catch { /* a browser that keeps nothing */ }
-  },
-};
+/** Texts by name that the browser keeps; null takes one away. Some browsers keep nothing. */
+const keeper = (storage) => ({
+  get: (name) => { try { return window[storage].getItem(`mlx-backend.${name}`); } catch { return null; } },
+  set: (name, value) => { try { value === null ? window[storage].removeItem(`mlx-backend.${name}`) : window[storage].setItem(`mlx-backend.${name}`, value); } catch { /* full */ } },
+});
+export const settings = keeper("localStorage"), ofTab = keeper("sessionStorage");
 
 const codes = Object.keys(LANGUAGES);
 const wanted = [settings.get("language"), ...(navigator.languages || [])].map((each) => each?.slice(0, 2));
@@ -24,11 +21,11 @@ export function t(key, values = {}) {
   return text.replace(/\{(\w+)\}/g, (_, name) => values[name] ?? "");
 }
 
-/** An element: attributes by name, listeners as on…, properties as .name; children are nodes, texts or nothing. */
-export function h(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
+const isNothing = (value) => value === undefined || value === null || value === false;
+
+function made(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
-    if (value === undefined || value === null || value === false) continue;
+    if (isNothing(value)) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name.startsWith(".")) element[name.slice(1)] = value;
     else element.setAttribute(name, value === true ? "" : value);
@@ -36,23 +33,20 @@ export function h(tag, attributes = {}, ...children) {
   return put(element, children);
 }
 
+/** An element: attributes by name, listeners as on…, properties as .name; children are nodes, texts or nothing. */
+export const h = (tag, attributes = {}, ...children) => made(document.createElement(tag), attributes, children);
+export const svg = (tag, attributes = {}, ...children) => made(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
 /** Have an element hold these nodes and texts, and no others; null, undefined and false are nothing. */
 export function put(element, ...children) {
-  element.replaceChildren(...children.flat(Infinity).filter((each) => each !== null && each !== undefined && each !== false));
-  return element;
-}
-
-export function svg(tag, attributes = {}, ...children) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children.flat());
+  element.replaceChildren(...children.flat(Infinity).filter((each) => !isNothing(each)));
   return element;
 }
 
 const ICONS = {
   chat: "M4 5h16v11H9l-4 4v-4H4z", models: "M12 3l8 4.5v9L12 21l-8-4.5v-9zM4 7.5l8 4.5 8-4.5M12 12v9",
   activity: "M3 12h4l3-8 4 16 3-8h4", connect: "M9 7H7a5 5 0 000 10h2M15 7h2a5 5 0 010 10h-2M8 12h8",
-  docs: "M6 3h9l4 4v14H6zM14 3v5h5M9 13h7M9 17h7", plus: "M12 5v14M5 12h14", menu: "M4 7h16M4 12h16M4 17h16",
+  api: "M6 3h9l4 4v14H6zM14 3v5h5M9 13h7M9 17h7", plus: "M12 5v14M5 12h14", menu: "M4 7h16M4 12h16M4 17h16",
   send: "M12 19V5M6 11l6-6 6 6", stop: "M7 7h10v10H7z", copy: "M9 9h11v11H9zM5 15H4V4h11v1", check: "M5 12l5 5 9-11",
   retry: "M4 12a8 8 0 108-8 8 8 0 00-6 3M6 3v4h4", edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4", image:
     "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15 9h.01", close: "M6 6l12 12M18 6L6 18", settings:

@@ -36,8 +36,8 @@ export function requestOf(chat, effort) {
 
 export const newReply = () => ({ role: "assistant", text: "", reasoning: "", calls: [], state: "waiting", seconds: 0 });
 
-/** Have a reply come into a message, which calls `onChange` as it grows. Its state is `done`, `stopped` or `error` at the end. */
-export async function receive(message, body, signal, onChange) {
+/** Have a reply come into a message. Its state is `done`, `stopped` or `error` at the end. */
+export async function receive(message, body, signal) {
   const began = performance.now();
   let reasoningBegan = null, spent = message.seconds;
   Object.assign(message, { state: "waiting", error: null, finish: null, progress: null, queued: 0, usage: null, timings: null, answeredBy: body.model });
@@ -66,7 +66,6 @@ export async function receive(message, body, signal, onChange) {
         }
         if (finish_reason) message.finish = finish_reason;
       }
-      onChange();
     }
     message.state = "done";
   } catch (error) {
@@ -74,7 +73,6 @@ export async function receive(message, body, signal, onChange) {
     if (message.state === "error") message.error = { text: error.message, code: error.code };
   }
   message.progress = null;
-  onChange();
 }
 
 /** A chat as markdown, for people. */

@@ -1,8 +1,7 @@
-// The API, shown from /openapi.json: every address with what it takes and answers.
+// The view of the API, from /openapi.json: every address with what it takes and answers.
 import { base, get } from "./api.js";
-import { applyTheme, copyButton, h, put, t } from "./dom.js";
+import { copyButton, h, put, t } from "./dom.js";
 
-applyTheme();
 const MAX_DEPTH = 8;
 let schemas = {};
 
@@ -65,26 +64,28 @@ function operation(path, method, each) {
   return details;
 }
 
-const list = h("div", { class: "operations" }), filter = h("input", { type: "search", placeholder: t("docsFilter"), "aria-label": t("docsFilter") });
-document.title = `${t("api")} – mlx-backend`;
-document.body.className = "docs";
-put(document.body, h("div", { id: "announcements", class: "sr-only", role: "status" }),
-  h("main", { class: "page" }, h("p", {}, h("a", { href: "./" }, "← mlx-backend")), h("h1", {}, t("api")),
-    h("p", {}, ...t("docsIntro", { document: "\0" }).split("\0").flatMap((text, index) => (index ? [h("a", { href: "openapi.json" }, "/openapi.json"), text] : [text]))), filter, list));
-try {
-  const document_ = await get("openapi.json");
-  schemas = document_.components.schemas;
+const list = h("div", { class: "operations" }), filter = h("input", { type: "search", placeholder: t("docsFilter"), "aria-label": t("docsFilter"), oninput: narrow });
+const [before, after] = t("docsIntro", { document: "\0" }).split("\0");
+export const view = h("section", { class: "page", "aria-label": t("api") },
+  h("h1", {}, t("api")), h("p", {}, before, h("a", { href: "openapi.json" }, "/openapi.json"), after), filter, list);
+
+function narrow() {
+  const words = filter.value.toLowerCase().split(/\s+/);
+  for (const each of list.children) each.hidden = !words.every((word) => each.firstChild.textContent.toLowerCase().includes(word));
+}
+
+async function load() {
+  const { components, paths } = await get("openapi.json");
+  schemas = components.schemas;
   const rank = ([path]) => (path.startsWith("/v1") ? 0 : path.startsWith("/api") ? 1 : 2);
-  const all = Object.entries(document_.paths).sort((one, other) => rank(one) - rank(other)).flatMap(([path, methods]) => Object.entries(methods).map(([method, each]) => operation(path, method, each)));
-  list.append(...all);
-  const narrow = () => {
-    const words = filter.value.toLowerCase().split(/\s+/);
-    for (const each of all) each.hidden = !words.every((word) => each.firstChild.textContent.toLowerCase().includes(word));
-  };
-  filter.addEventListener("input", narrow);
+  const sorted = Object.entries(paths).sort((one, other) => rank(one) - rank(other));
+  put(list, sorted.flatMap(([path, methods]) => Object.entries(methods).map(([method, each]) => operation(path, method, each))));
   narrow();
-  const named = location.hash && document.getElementById(location.hash.slice(1));
-  if (named) { named.open = true; named.scrollIntoView(); }
-} catch (error) {
-  list.append(h("p", { class: "problem", role: "alert" }, error.message));
+}
+
+/** Show an operation, if one is named: in the address /docs#NAME, too. */
+export async function open(name = location.hash.slice(1)) {
+  if (!list.querySelector(".operation")) await load().catch((error) => put(list, h("p", { class: "problem", role: "alert" }, error.message)));
+  const named = document.getElementById(name);
+  if (named?.matches(".operation")) { named.open = true; named.scrollIntoView(); }
 }
