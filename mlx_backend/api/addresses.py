@@ -2,6 +2,7 @@
 
     reply       start(body, service, client)    ─▶ the reply and what writes it
     json        compute(body, service, client)  ─▶ a JSON object, from a model that is leased
+    socket      connection()                    ─▶ what parses and starts the messages of a WebSocket
     lookup      find(body, models, wait)        ─▶ a JSON object, from the registry of models
     resource    answer(query)                   ─▶ a JSON object, where there is no body
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from mlx_backend.api import json_text
 from mlx_backend.api.base import JsonAnswer, Operation
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from mlx_backend.chat.service import Service
     from mlx_backend.engine.base import QueueClient
     from mlx_backend.registry.base import ModelRegistry
+
+WEBSOCKET = "WEBSOCKET"
+"""Stands where the others have a method: the handshake is a GET, and the messages are as the bodies of POSTs."""
 
 type Start[B] = Callable[[B, Service, QueueClient], tuple[Reply | ReplyGroup, ReplyWriter]]
 type Compute[B, S] = Callable[[B, S, QueueClient], Mapping[str, Any]]
@@ -155,6 +159,44 @@ class BodyEndpoint(_Endpoint):
         return self._call(self._parse(decode_json(body)))
 
 
+class Connection(Protocol):
+    """What becomes of the messages of one connection, with what is remembered of earlier ones."""
+
+    def parse(self, message: Any) -> Body:
+        """Parse a message. Raises ApiError naming the field that is wrong."""
+        ...
+
+    def start(self, body: Any, service: Service, client: QueueClient) -> tuple[Reply, ReplyWriter]:
+        """Start the reply."""
+        ...
+
+    def close(self) -> None:
+        """Forget them: the connection is closed."""
+        ...
+
+
+class MessageEndpoint(BodyEndpoint):
+    """Implements `MessageProtocol`."""
+
+    def __init__(self, api: Errors, operation: Operation, connection: Connection) -> None:
+        super().__init__(api, operation, connection.parse, lambda body: StartCall(body, connection.start))
+        self.close = connection.close
+
+
+class SocketEndpoint(_Endpoint):
+    """Implements `SocketProtocol`. What is wrong with a message is written as `message_api` writes it."""
+
+    def __init__(
+        self, api: Errors, message_api: Errors, operation: Operation, connection: Callable[[], Connection]
+    ) -> None:
+        super().__init__(api, operation)
+        self._message_api, self._connection = message_api, connection
+
+    def connect(self) -> MessageEndpoint:
+        """Return what answers the messages of a new connection."""
+        return MessageEndpoint(self._message_api, self.operation, self._connection())
+
+
 class ResourceEndpoint(_Endpoint):
     """Implements `ResourceProtocol`. If it `loads` a model, it answers once that is in memory."""
 
@@ -178,7 +220,7 @@ class Address:
 
     method: str
     path: str
-    endpoint: BodyEndpoint | ResourceEndpoint
+    endpoint: BodyEndpoint | SocketEndpoint | ResourceEndpoint
     needs_key: bool = True
 
 
@@ -234,6 +276,16 @@ class Addresses:
         operation = Operation(summary=summary, body=body, answer=answer, event=event, stream_type=stream_type)
         endpoint = BodyEndpoint(self._api, operation, parse or body.parse, call)
         self.all.append(Address("POST", path, endpoint))
+
+    def socket(
+        self, path: str, connection: Callable[[], Connection], body: Any, event: Any, message_api: Errors
+    ) -> None:
+        """Add one for WebSockets. What is wrong with a message is written as `message_api` writes it."""
+        operation = Operation(
+            summary=_first_line(connection), body=body, answer=event | message_api.error_type
+        )
+        endpoint = SocketEndpoint(self._api, message_api, operation, connection)
+        self.all.append(Address(WEBSOCKET, path, endpoint))
 
     def resource(
         self,

@@ -2,6 +2,7 @@
 
     ReplyProtocol        parse ─┬─▶ ReplyCall ─start─▶ Reply, ReplyWriter ─▶ bytes, streamed or whole
                                 └─▶ JsonCall ─answer─▶ one JSON object that a model computes
+    SocketProtocol       connect ─▶ a MessageProtocol, for the messages of one connection
     ResourceProtocol     nothing to parse: answer ─▶ one JSON object
 
 A new API is a folder in api/ whose addresses implement these, as addresses.py makes them of functions, and a line in
@@ -98,6 +99,22 @@ class ReplyProtocol(Errors, Described, Protocol):
 
     def parse(self, body: bytes) -> ReplyCall | JsonCall[Any]:
         """Parse a request: for a reply, or for one JSON object. Raises ApiError naming the field that is wrong."""
+        ...
+
+
+class MessageProtocol(ReplyProtocol, Protocol):
+    """What answers the messages of one connection, and may remember earlier ones."""
+
+    def close(self) -> None:
+        """Forget them: the connection is closed."""
+        ...
+
+
+class SocketProtocol(Errors, Described, Protocol):
+    """An address to which a client keeps a connection."""
+
+    def connect(self) -> MessageProtocol:
+        """Return what answers the messages of a new connection."""
         ...
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from werkzeug import Request
 from werkzeug.exceptions import NotFound
-from werkzeug.routing import Map, Rule
+from werkzeug.routing import Map, Rule, WebsocketMismatch
 
-from mlx_backend.api.addresses import BodyEndpoint
+from mlx_backend.api.addresses import WEBSOCKET, BodyEndpoint, SocketEndpoint
 from mlx_backend.api.anthropic import addresses as anthropic
 from mlx_backend.api.anthropic.base import ANTHROPIC, VERSION_HEADER
 from mlx_backend.api.errors import ApiError
@@ -37,6 +37,7 @@ from mlx_backend.server.handlers import (
     ReplyHandler,
     ResourceHandler,
     Route,
+    SocketHandler,
     json_response,
 )
 from mlx_backend.server.limits import RateLimits, RequestsInFlight
@@ -91,7 +92,7 @@ def all_routes(*, page: bool = True) -> list[Route]:
         if (other := api_routes.get(key)) is not None:
             handler = HeaderHandler(VERSION_HEADER, handler, other.handler)
         api_routes[key] = Route(address.method, address.path, handler, address.needs_key)
-    listed = [path for _, path in api_routes if path.startswith(_PREFIX) and "<" not in path]
+    listed = {path: None for _, path in api_routes if path.startswith(_PREFIX) and "<" not in path}
     home = HomeHandler([*listed, "/api/chat", "/api/generate", "/health"])
     routes = [
         # These tell no secrets and start nothing.
@@ -112,9 +113,11 @@ def all_routes(*, page: bool = True) -> list[Route]:
     return routes
 
 
-def _handler(endpoint: BodyEndpoint | ResourceEndpoint) -> Handler:
+def _handler(endpoint: BodyEndpoint | SocketEndpoint | ResourceEndpoint) -> Handler:
     if isinstance(endpoint, BodyEndpoint):
         return ReplyHandler(endpoint)
+    if isinstance(endpoint, SocketEndpoint):
+        return SocketHandler(endpoint)
     return LoadHandler(endpoint) if endpoint.loads else ResourceHandler(endpoint)
 
 
@@ -149,7 +152,7 @@ class App:
         )
         table = all_routes(page=settings.page) if routes is None else routes
         self._urls = Map(
-            [Rule(route.path, endpoint=route, methods=[route.method]) for route in table],
+            [_rule(route) for route in table],
             strict_slashes=False,
             merge_slashes=False,
         )
@@ -206,6 +209,8 @@ class App:
     def _match(request: Request, urls: MapAdapter) -> tuple[Route, Mapping[str, str]]:
         try:
             return urls.match()
+        except WebsocketMismatch:
+            raise ApiError(400, f"{request.path[:200]!r} is no address of a WebSocket.") from None
         except NotFound:
             path = f"{request.method} {request.path[:200]!r}"
             raise ApiError(404, f"There is no {path} here; GET / lists what there is.") from None
@@ -213,7 +218,7 @@ class App:
     def _check_access(self, request: Request, route: Route, client: auth.Client) -> None:
         if route.needs_key:
             auth.check(request, client)
-        if request.method == "POST":
+        if request.method == "POST" or route.method == WEBSOCKET:
             self._cors.refuse_foreign_page(request)
 
     def _backend(self, record: RequestRecord) -> Backend:
@@ -243,8 +248,15 @@ def _check_room(response: Response, environ: WSGIEnvironment) -> None:
         )
 
 
+def _rule(route: Route) -> Rule:
+    if route.method == WEBSOCKET:
+        return Rule(route.path, endpoint=route, websocket=True)
+    return Rule(route.path, endpoint=route, methods=[route.method])
+
+
 def _handler_for(request: Request, route: Route) -> Handler:
-    return route.handler.chosen(request) if isinstance(route.handler, HeaderHandler) else route.handler
+    handler = route.handler
+    return handler.chosen(request) if isinstance(handler, HeaderHandler | SocketHandler) else handler
 
 
 def _errors_for(request: Request) -> Errors:

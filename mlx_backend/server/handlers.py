@@ -20,7 +20,7 @@ from mlx_backend.server.reply_response import (
 )
 from mlx_backend.server.request_body import check_places, read_body
 from mlx_backend.server.request_log import LEFT
-from mlx_backend.server.wsgi_server import ON_DISCONNECT, PUMP
+from mlx_backend.server.wsgi_server import ON_DISCONNECT, PUMP, UPGRADE, WEBSOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         OnDisconnect,
         ReplyProtocol,
         ResourceProtocol,
+        SocketProtocol,
     )
     from mlx_backend.api.errors import ApiError
     from mlx_backend.conversation.effort_sources import Resolution
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from mlx_backend.server.metrics import Metrics
     from mlx_backend.server.preparations import Preparations
     from mlx_backend.server.request_log import RequestRecord
+    from mlx_backend.server.websocket import WebSocket
     from mlx_backend.settings import Settings
 
 
@@ -169,6 +171,27 @@ class ResourceHandler:
         return json_response(
             json_text.body(self._protocol.answer(backend.models, known, backend.client.in_queue))
         )
+
+
+class SocketHandler:
+    """Accepts WebSockets; the messages of each are answered as requests."""
+
+    def __init__(self, protocol: SocketProtocol) -> None:
+        self._protocol = protocol
+        self.error, self.status, self.error_type = protocol.error, protocol.status, protocol.error_type
+        self.operation = protocol.operation
+
+    def chosen(self, request: Request) -> Handler:
+        """Return what answers a message; this itself for a handshake."""
+        websocket: WebSocket | None = request.environ.get(WEBSOCKET)
+        return self if websocket is None else ReplyHandler(websocket.protocol)
+
+    def handle(self, request: Request, _backend: Backend, _arguments: Mapping[str, str]) -> Response:
+        """Accept a WebSocket."""
+        from mlx_backend.server.websocket import WebSocket  # most servers never need it
+
+        request.environ[UPGRADE](WebSocket(request, self._protocol.connect()))
+        return Response(status=101)
 
 
 class HeaderHandler:

@@ -14,6 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from mlx_backend import __version__
 from mlx_backend.api import json_text
+from mlx_backend.api.addresses import WEBSOCKET
 from mlx_backend.api.base import Operation
 from mlx_backend.server.errors import DefaultErrors
 from mlx_backend.server.handlers import json_response
@@ -64,7 +65,8 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for route in described:
         path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, schemas)
+        method = "get" if route.method == WEBSOCKET else route.method.lower()
+        paths.setdefault(path, {})[method] = _operation(route, path, schemas)
     return {
         "openapi": VERSION,
         "info": {"title": "mlx-backend", "version": __version__, "description": _DESCRIPTION},
@@ -78,17 +80,12 @@ type _Schemas = Mapping[tuple[Any, JsonSchemaMode], JsonSchemaValue]
 
 def _operation(route: Route, path: str, schemas: _Schemas) -> dict[str, Any]:
     operation, error_type = route.handler.operation, route.handler.error_type
-    content = {operation.media_type: {"schema": schemas[(id(operation.answer), "serialization")]}}
-    answer = {"description": operation.summary, "content": content}
-    if operation.event is not None:
-        events = {operation.stream_type: {"schema": schemas[(id(operation.event), "serialization")]}}
-        answer = {**answer, "content": content | events}
     refusal = {"application/json": {"schema": schemas[(id(error_type), "serialization")]}}
     described: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": _identifier(route.method, path),
         "responses": {
-            **{str(status): answer for status in (200, *operation.also_answers)},
+            **({} if route.method == WEBSOCKET else _answers(operation, schemas)),
             "4XX": {"description": "The request is refused, and why.", "content": refusal},
             "5XX": {"description": "The server cannot answer, and why.", "content": refusal},
         },
@@ -99,10 +96,24 @@ def _operation(route: Route, path: str, schemas: _Schemas) -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
             for name in names
         ]
-    if operation.body is not None:
+    if route.method == WEBSOCKET:  # which OpenAPI does not know
+        described["responses"]["101"] = {"description": "The connection is a WebSocket from here on."}
+        described["x-messages"] = {
+            "sent": schemas[(id(operation.body), "validation")],
+            "answered": schemas[(id(operation.answer), "serialization")],
+        }
+    elif operation.body is not None:
         body = {"application/json": {"schema": schemas[(id(operation.body), "validation")]}}
         described["requestBody"] = {"required": True, "content": body}
     return described
+
+
+def _answers(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
+    content = {operation.media_type: {"schema": schemas[(id(operation.answer), "serialization")]}}
+    if operation.event is not None:
+        content[operation.stream_type] = {"schema": schemas[(id(operation.event), "serialization")]}
+    answer = {"description": operation.summary, "content": content}
+    return {str(status): answer for status in (200, *operation.also_answers)}
 
 
 def _identifier(method: str, path: str) -> str:

@@ -10,6 +10,8 @@ arrived. So a client that sends slowly costs a socket. Added to that here:
     `environ[HAS_ROOM_FOR]`, with which it asks whether a large answer may wait for its client to read it
     `environ[PUMP]`, for an answer that waits for an engine: an application that has nothing to send yields b"", and
     calls its `resume` when it has; one thread writes all of these (pump.py)
+    `environ[UPGRADE]`, with which an application makes a connection a WebSocket; what comes then are requests, with
+    that in `environ[WEBSOCKET]` (websocket.py)
     errors of HTTP itself with the application's error body
     a stop that gives running requests a moment and then ends them
     an answer for a client that only sends no more
@@ -55,12 +57,16 @@ if TYPE_CHECKING:
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
+    from mlx_backend.server.websocket import WebSocket
+
 log = logging.getLogger(__name__)
 
 ON_DISCONNECT = "mlx_backend.on_disconnect"
 HOLD_BODY = "mlx_backend.hold_body"
 HAS_ROOM_FOR = "mlx_backend.has_room_for"
 PUMP = "mlx_backend.pump"
+UPGRADE = "mlx_backend.upgrade"
+WEBSOCKET = "mlx_backend.websocket"
 _WRITE = "mlx_backend.write"
 TOO_MANY_BODIES = "Too many large requests are arriving at once; try again later."
 SPARE_THREADS = 64
@@ -121,6 +127,8 @@ class ConnectionLimits:
     max_head_bytes: int = 64 * 1024
     idle_seconds: float = 60.0
     """Between two requests of a connection, and before its first."""
+    websocket_idle_seconds: float = 600.0
+    """Between what comes over a WebSocket: an agent keeps it while it runs its tools."""
     head_seconds: float = 15.0
     """From the first byte of a request to the end of its head."""
     body_seconds: float = 300.0
@@ -289,15 +297,28 @@ class _Answer(Task):
 
 
 class _Task(_Answer, WSGITask):
+    _websocket: WebSocket | None = None
+
     def get_environment(self) -> Any:
         """Return what the application gets of the request."""
         environ = super().get_environment()
+        environ[UPGRADE] = self._upgrade
         environ[ON_DISCONNECT] = self.channel.watching
         environ[HOLD_BODY] = self.request.hold_more
         environ[HAS_ROOM_FOR] = self.channel.has_room_for
         environ[PUMP] = self.channel.pump
         environ[_WRITE] = lambda pieces: self.write(b"".join(pieces))
         return environ
+
+    def _upgrade(self, websocket: WebSocket) -> None:
+        self._websocket = websocket
+
+    def build_response_header(self) -> bytes:
+        """Return the head. That of a WebSocket's handshake is the last."""
+        if self._websocket is None:
+            return super().build_response_header()
+        self.channel.become(self._websocket)
+        return self._websocket.accepted
 
     def set_close_on_finish(self) -> None:
         """Have the connection closed; not after an answer in chunks, of which the client sees the end.
@@ -308,11 +329,42 @@ class _Task(_Answer, WSGITask):
             super().set_close_on_finish()
 
 
+class _MessageTask(_Task):
+    """Answers a message of a WebSocket: by messages, without heads."""
+
+    def get_environment(self) -> Any:
+        """Return what the application gets of the message."""
+        environ = super().get_environment()
+        environ[WEBSOCKET] = self.channel.websocket
+        environ["HTTP_CONNECTION"] = "Upgrade"  # also for one that is cut
+        return environ
+
+    def write(self, piece: bytes) -> None:
+        """Send a part of the answer."""
+        self.wrote_header = True
+        self.content_bytes_written += len(piece)
+        self.channel.write_soon(self.channel.websocket.messages(piece))
+
+    def finish(self) -> None:
+        """Close the connection after a message of which not all was received."""
+        if self.request.is_cut:
+            end = self.channel.websocket.close("The message is too large.", is_too_large=True)
+            self.channel.write_soon(end)
+            self.close_on_finish = True
+
+    def set_close_on_finish(self) -> None:
+        """Keep the connection."""
+
+
 class _ErrorTask(_Answer, ErrorTask):
     def execute(self) -> None:
         """Answer with the application's error body."""
         status, message = self.request.error.code, str(self.request.error.body)
         log.info("refused %d %s", status, message)
+        if self.channel.websocket is not None:
+            self.channel.write_soon(self.channel.websocket.close(message))
+            self.wrote_header = self.close_on_finish = True
+            return
         body = self.channel.server.app.error_body(status, message)
         self.version = "1.1"
         self.status = f"{status} {HTTPStatus(status).phrase}"
@@ -341,6 +393,8 @@ class _Channel(HTTPChannel):
         self.network = server.network_of(str(address[0]))
         self._patience = server.limits.unread_seconds
         self._idle_since = time.monotonic()
+        self._idle_seconds = server.limits.idle_seconds
+        self.websocket: Any = None
         self._is_cut = False
         self._discards_until: float | None = None
         self.watched_events = 0
@@ -379,7 +433,8 @@ class _Channel(HTTPChannel):
 
     def handle_read(self) -> None:
         """Receive. Who sends no more, and waits for an answer, may still be there."""
-        if self.requests and self._discards_until is None and self._is_at_end():
+        may_go_on = self.requests and self._discards_until is None and self.websocket is None
+        if may_go_on and self._is_at_end():
             if self._half_closed_at is None:
                 self._half_closed_at = time.monotonic()
                 self.server.note_half_close(self)
@@ -388,7 +443,26 @@ class _Channel(HTTPChannel):
 
     def received(self, piece: bytes) -> bool:
         """Take what has been received."""
-        return self._discards_until is None and bool(super().received(piece))
+        if self._discards_until is not None:
+            return False
+        return bool(super().received(piece if self.websocket is None else self._requests_in(piece)))
+
+    def become(self, websocket: WebSocket) -> None:
+        """Take what is received from now on for frames."""
+        self._idle_seconds = self.server.limits.websocket_idle_seconds
+        self.websocket, self.task_class = websocket, _MessageTask
+
+    def _requests_in(self, frames: bytes) -> bytes:
+        """Return the requests that frames are; answer those that are none."""
+        self._idle_since = time.monotonic()
+        requests, reply = self.websocket.receive(frames, len(self.requests))
+        with self.outbuf_lock:  # or a worker could write so much that this waits for it to be sent
+            if reply and not self._has_much_unsent():
+                self.write_soon(reply)
+        if self.websocket.is_closed:
+            self.handle_close()
+            return b""
+        return requests
 
     def send(self, piece: bytes, do_close: bool = True) -> int:
         """Send what there is room for, with which the reader earns time."""
@@ -499,6 +573,8 @@ class _Channel(HTTPChannel):
                 self.socket.shutdown(socket.SHUT_WR)
             return
         super().handle_close()
+        if self.websocket is not None:
+            self.websocket.protocol.close()
         self.pump.resume()  # to find out
         if self.request is not None:
             self.request.forget()
@@ -536,7 +612,7 @@ class _Channel(HTTPChannel):
         elif self.requests:
             self._idle_since = now
         elif self.request is None:
-            if now - self._idle_since > limits.idle_seconds:
+            if now - self._idle_since > self._idle_seconds:
                 self.handle_close()
             else:
                 with self.outbuf_lock:

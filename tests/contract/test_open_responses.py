@@ -1,7 +1,8 @@
 """The demo model answers what Open Responses' compliance tests ask, and each response and event matches its schemas.
 
 The schemas are Open Responses' own (open_responses.json, Apache License 2.0). Its tests of
-WebSockets, of /v1/responses/compact and of files ask for what is not here.
+WebSockets and of /v1/responses/compact pass, too: tests/server/test_websocket.py and tests/api/responses have what
+they ask. Its test of a PDF does not.
 """
 
 import json

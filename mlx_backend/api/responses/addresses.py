@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.addresses import Addresses, Api
 from mlx_backend.api.errors import refuse
-from mlx_backend.api.openai import base as openai
 from mlx_backend.api.openai.objects import ErrorObject
 from mlx_backend.api.openai.stream import ChatLogprobs
 from mlx_backend.api.responses import objects
 from mlx_backend.api.responses.body import ResponsesBody
 from mlx_backend.api.responses.compaction import ASKS_FOR_SUMMARY, CompactBody, CompactionWriter
-from mlx_backend.api.responses.store import ResponseStore
+from mlx_backend.api.responses.errors import error_object
+from mlx_backend.api.responses.socket import SOCKET_API, CreateEvent, ResponsesConnection
+from mlx_backend.api.responses.store import ConnectionStore, ResponseStore
 from mlx_backend.api.responses.stream import ResponseWriter
 from mlx_backend.api.sent import Sent
 from mlx_backend.api.tools import echoed
@@ -21,25 +22,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mlx_backend.api.addresses import Query
-    from mlx_backend.api.errors import ApiError
     from mlx_backend.api.responses.body import ParsedRequest
     from mlx_backend.chat.reply import Reply
     from mlx_backend.chat.service import Service
     from mlx_backend.engine.base import QueueClient
 
 
-def error_object(error: ApiError) -> ErrorObject:
-    """Build OpenAI's object. What is wrong with the messages as a whole is so with the `input` here."""
-    written = openai.error_object(error)
-    if error.param == "messages":
-        written["error"]["param"] = "input"
-    return written
-
-
 def addresses() -> Addresses:
     """Return the addresses, with a store of their own."""
-    api, responses = Addresses(Api(ErrorObject, error_object)), Responses(ResponseStore())
+    api, store = Addresses(Api(ErrorObject, error_object)), ResponseStore()
+    responses = Responses(store)
+
+    def connection() -> ResponsesConnection:
+        """Create responses over a WebSocket."""
+        own = ConnectionStore(store)
+        return ResponsesConnection(Responses(own).create, own)
+
     api.reply("/v1/responses", responses.create, ResponsesBody, objects.Response, objects.Event)
+    api.socket("/v1/responses", connection, CreateEvent, objects.Event, SOCKET_API)
     api.reply("/v1/responses/compact", responses.compact, CompactBody, objects.CompactedResponse, None)
     api.json("/v1/responses/input_tokens", responses.count, ResponsesBody, objects.InputTokens)
     path = "/v1/responses/<response_id>"
@@ -53,11 +53,15 @@ def addresses() -> Addresses:
 class Responses:
     """The addresses that look into a store."""
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: ResponseStore | ConnectionStore) -> None:
         self._store = store
 
     def create(
-        self, body: ResponsesBody, service: Service, client: QueueClient
+        self,
+        body: ResponsesBody,
+        service: Service,
+        client: QueueClient,
+        writer_type: type[ResponseWriter] = ResponseWriter,
     ) -> tuple[Reply, ResponseWriter]:
         """Answer a conversation of items."""
         parsed = body.request(self._store, client.name)
@@ -66,7 +70,7 @@ class Responses:
         summary = asked.get("summary") or asked.get("generate_summary")
         # OpenAI's and Open Responses' events of reasoning have other names, but for those of a summary.
         is_plain = not asked
-        writer = ResponseWriter(
+        writer = writer_type(
             _head(body, service, parsed, reply, summary),
             parsed.tools,
             call_id=reply.call_id,
@@ -74,13 +78,9 @@ class Responses:
             summarises=is_plain or summary not in (None, "none"),
             streams_text=not is_plain,
             seals="reasoning.encrypted_content" in (body.include or ()),
-            on_end=lambda response: self._keep(response, parsed, client.name),
+            on_end=lambda response: self._store.put(response, parsed.items, parsed.previous, client.name),
         )
         return reply, writer
-
-    def _keep(self, response: dict[str, Any], parsed: ParsedRequest, owner: str) -> None:
-        if response["store"]:
-            self._store.put(response, parsed.items, parsed.previous, owner)
 
     def compact(
         self, body: CompactBody, service: Service, client: QueueClient

@@ -24,7 +24,7 @@ from mlx_backend.settings import SAMPLING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mlx_backend.api.responses.store import ResponseStore, StoredResponse
+    from mlx_backend.api.responses.store import ConnectionStore, ResponseStore, StoredResponse
 
 INCLUDES = ("reasoning.encrypted_content", "message.output_text.logprobs")
 """What `include` can add here; other values are ignored, and named."""
@@ -97,7 +97,7 @@ class ResponsesBody(ConversationBody):
         return {} if asked is None else asked
 
     def request(
-        self, store: ResponseStore, owner: str, final: Mapping[str, Any] | None = None
+        self, store: ResponseStore | ConnectionStore, owner: str, final: Mapping[str, Any] | None = None
     ) -> ParsedRequest:
         """Return the request for the chat service, and what of it the response needs. Raises ApiError.
 
@@ -111,7 +111,7 @@ class ResponsesBody(ConversationBody):
         if self.previous_response_id:
             previous = store.get(self.previous_response_id, owner, field="previous_response_id")
         items = self.items(store, owner)
-        conversation = ItemConversation()
+        conversation = ItemConversation(goes_on=previous is not None)
         if self.instructions:
             conversation.messages.append({"role": "system", "content": self.instructions})
         if previous is not None:
@@ -143,7 +143,7 @@ class ResponsesBody(ConversationBody):
             previous,
         )
 
-    def items(self, store: ResponseStore, owner: str) -> list[Sent]:
+    def items(self, store: ResponseStore | ConnectionStore, owner: str) -> list[Sent]:
         """Return the items of `input`, each reference as what it refers to. Raises ApiError."""
         is_text = isinstance(self.input, str)
         items = [{"type": "message", "role": "user", "content": self.input}] if is_text else self.input

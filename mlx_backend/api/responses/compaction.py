@@ -47,6 +47,8 @@ class CompactBody(ResponsesBody):
         "stream": (is_one_of(False), "a compacted conversation is sent whole"),
     }
 
+    model: str
+
 
 class CompactionWriter(StreamWriter):
     """Writes the items that a conversation is left with. `items` are those that it had."""

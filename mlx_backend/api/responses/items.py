@@ -33,9 +33,15 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "
 
 
 class ItemConversation:
-    """The messages of a conversation and its images; `add` items in their order."""
+    """The messages of a conversation and its images; `add` items in their order.
 
-    def __init__(self) -> None:
+    Where it `goes_on` from a response that was made here, a result has to be that of a call in it. Elsewhere a client
+    may have left the call out, to send less.
+    """
+
+    def __init__(self, *, goes_on: bool = False) -> None:
+        self._call_ids: set[str] = set()
+        self._goes_on = goes_on
         self.messages: list[dict[str, Any]] = []
         self.images: list[ImageSource] = []
         self.is_last_complete = False
@@ -60,6 +66,8 @@ class ItemConversation:
                 self._add_call(item, input_as_arguments(item["input"].text(default="")))
             case "function_call_output" | "custom_tool_call_output":
                 call_id, content = item["call_id"].text(), self._content(item["output"])
+                if self._goes_on and call_id not in self._call_ids:
+                    raise item["call_id"].wrong_value("no call before it has this id.")
                 self._other({"role": "tool", "tool_call_id": call_id, "content": content})
             case "compaction":
                 sealed = item["encrypted_content"]
@@ -85,6 +93,7 @@ class ItemConversation:
 
     def _add_call(self, item: Sent, arguments: str) -> None:
         name, call_id = item["name"].text(), item["call_id"].text()
+        self._call_ids.add(call_id)
         flat = flat_name(name, item["namespace"].text(default=""))
         call = {"id": call_id, "type": "function", "function": {"name": flat, "arguments": arguments}}
         self._own(after=()).setdefault("tool_calls", []).append(call)

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-from mlx_backend.api.openai.objects import PrefillObject, ReasoningInput, TimingsObject
+from mlx_backend.api.openai.objects import ErrorFields, PrefillObject, ReasoningInput, TimingsObject
 
 
 class ReasoningConfig(ReasoningInput, total=False):
@@ -263,6 +263,14 @@ class CompactedResponse(TypedDict):
     created_at: int
     output: list[UserMessage | CompactionItem]
     usage: ResponseUsage
+
+
+class SocketError(TypedDict):
+    """What went wrong with a message of a WebSocket."""
+
+    type: Literal["error"]
+    status: int
+    error: ErrorFields
 
 
 class DeletedResponse(TypedDict):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import uuid
 from dataclasses import dataclass
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any
@@ -87,18 +88,24 @@ class ResponseStore:
         given: Sequence[Mapping[str, Any]],
         previous: StoredResponse | None,
         owner: str,
+        *,
+        identifier: str | None = None,
     ) -> None:
-        """Store a response with the items that it was given."""
+        """Store a response with the items that it was given, unless it is not to be stored.
+
+        Under another `identifier` it is kept in any case, and its items are not found.
+        """
+        if response.get("store") is False and identifier is None:
+            return
         written, written_input = body(response), body(given)
-        ids = frozenset(
-            item["id"] for item in (*given, *response["output"]) if isinstance(item.get("id"), str)
-        )
+        items = (*given, *response["output"]) if identifier is None else ()
+        ids = frozenset(item["id"] for item in items if isinstance(item.get("id"), str))
         nbytes = len(written) + len(written_input) + getsizeof(ids) + sum(map(getsizeof, ids))
         total = nbytes + (previous.nbytes if previous is not None else 0)
         expires = self._clock() + TIME_TO_LIVE
         stored = StoredResponse(written, written_input, ids, previous, expires, total)
         with self._guard:  # or an owner who has none yet may be forgotten
-            self._of(owner).put(response["id"], stored, total)
+            self._of(owner).put(identifier or response["id"], stored, total)
 
     def get(self, identifier: str, owner: str, *, field: str = "response_id") -> StoredResponse:
         """Return a response. Raises the ApiError (404) if there is none of this client's."""
@@ -111,9 +118,17 @@ class ResponseStore:
                 f"{TIME_TO_LIVE / 3600:.0f} hours at most, and until the server is restarted; with store = false "
                 "not at all. Send the conversation in 'input' instead.",
                 param=field,
-                code="response_not_found",
+                code="previous_response_not_found"
+                if field == "previous_response_id"
+                else "response_not_found",
             )
         return stored
+
+    def take(self, identifier: str, owner: str) -> StoredResponse | None:
+        """Return a response that nobody finds after this; None if there is none."""
+        stored = self._of(owner).find(identifier)
+        self._of(owner).drop(identifier)
+        return stored if stored is not None and stored.expires >= self._clock() else None
 
     def delete(self, identifier: str, owner: str) -> None:
         """Forget a response. Raises what `get` raises."""
@@ -129,3 +144,47 @@ class ResponseStore:
             for item in (*stored.response["output"], *stored.input)
             if isinstance(item.get("id"), str) and item["id"] in identifiers
         }
+
+
+class ConnectionStore:
+    """The store as one connection sees it: its last response is there until it is gone on from, stored or not.
+
+    That is kept among its owner's, under a key that nobody can know.
+    """
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+        self._key = uuid.uuid4().hex
+        self._last: tuple[str, str] | None = None
+        self._is_closed = False
+        self.items, self.delete = store.items, store.delete
+
+    def put(
+        self,
+        response: Mapping[str, Any],
+        given: Sequence[Mapping[str, Any]],
+        previous: StoredResponse | None,
+        owner: str,
+    ) -> None:
+        """Keep a response as the last one, and store it if it is to be."""
+        self.forget()
+        self._store.put(response, given, previous, owner)
+        if not response["store"] and not self._is_closed:
+            self._last = response["id"] + self._key, owner
+            self._store.put(response, given, previous, owner, identifier=self._last[0])
+
+    def get(self, identifier: str, owner: str, *, field: str = "response_id") -> StoredResponse:
+        """Return a response; of one that is not stored no second time. Raises what the store raises."""
+        last = self._store.take(identifier + self._key, owner)
+        return last or self._store.get(identifier, owner, field=field)
+
+    def forget(self) -> None:
+        """Forget the last response."""
+        if self._last is not None:
+            self._store.take(*self._last)
+            self._last = None
+
+    def close(self) -> None:
+        """Forget the last response, and keep none any more."""
+        self._is_closed = True
+        self.forget()

@@ -311,7 +311,9 @@ def test_a_conversation_is_compacted_and_goes_on_from_what_the_model_wrote_down(
         {"role": "user", "content": [{"type": "input_text", "text": "Of France."}]},
     ]
     text = {"format": {"type": "json_object"}}
-    response = client.post(COMPACT, json={"input": items, "tools": [WEATHER], "text": text})
+    response = client.post(
+        COMPACT, json={"model": "scripted", "input": items, "tools": [WEATHER], "text": text}
+    )
     assert response.status_code == 200, response.get_data(as_text=True)
     compacted = response.get_json()
     assert compacted["object"] == "response.compaction"
@@ -332,7 +334,7 @@ def test_a_conversation_with_a_name_is_compacted_with_its_tools_in_the_prompt() 
     with ScriptedEngine(lambda _: ANSWER, tokenizer=tokenizer, caches=True) as engine:
         client = client_of(engine)
         created(client, "Which city?", tools=[WEATHER], prompt_cache_key="a")
-        client.post(COMPACT, json={"input": "Which city?", "prompt_cache_key": "a"})
+        client.post(COMPACT, json={"model": "scripted", "input": "Which city?", "prompt_cache_key": "a"})
         before, compacting = engine.requests
         assert "functions.weather" in compacting.prompt
         assert compacting.repeated >= len(before.request.prompt) - len("<|start|>assistant")
@@ -340,7 +342,7 @@ def test_a_conversation_with_a_name_is_compacted_with_its_tools_in_the_prompt() 
 
 def test_a_stored_conversation_is_compacted_by_its_id(client: Client) -> None:
     first = created(client, "Which city?")
-    response = client.post(COMPACT, json={"previous_response_id": first["id"]})
+    response = client.post(COMPACT, json={"model": "scripted", "previous_response_id": first["id"]})
     *users, summary = response.get_json()["output"]
     assert [each["content"][0]["text"] for each in users] == ["Which city?"]
     assert summary["type"] == "compaction"
@@ -352,6 +354,7 @@ def test_a_stored_conversation_is_compacted_by_its_id(client: Client) -> None:
         ({"max_output_tokens": 12}, 422, "compaction_failed"),
         ({"stream": True}, 400, "unsupported_value"),
         ({"input": []}, 400, None),
+        ({"model": None}, 400, None),
         (
             {"input": [{"type": "compaction", "encrypted_content": "made up"}]},
             400,
@@ -362,7 +365,7 @@ def test_a_stored_conversation_is_compacted_by_its_id(client: Client) -> None:
 def test_what_cannot_be_compacted_is_refused(
     client: Client, fields: dict[str, Any], status: int, code: str | None
 ) -> None:
-    response = client.post(COMPACT, json={"input": "hello", **fields})
+    response = client.post(COMPACT, json={"model": "scripted", "input": "hello", **fields})
     assert (response.status_code, response.get_json()["error"]["code"]) == (status, code)
 
 
@@ -463,4 +466,4 @@ def test_a_limit_on_messages_names_the_field_that_they_come_from(engine: Scripte
 def test_a_value_that_was_not_stored_for_this_client_is_not_found(client: Client) -> None:
     response = client.post(PATH, json={"input": "x", "previous_response_id": "resp_1"})
     assert response.status_code == 404
-    assert response.get_json()["error"]["code"] == "response_not_found"
+    assert response.get_json()["error"]["code"] == "previous_response_not_found"

@@ -1,0 +1,115 @@
+"""A WebSocket to an address that streams: a message is the body of a POST, and each event of its answer is a message.
+
+    in     frames                                  ─▶ HTTP requests with the head of the handshake, in chunks
+    out    server-sent events, or a JSON object    ─▶ messages
+
+So all that holds for requests holds for messages: keys, limits, times, the log. They are answered one after the other.
+wsproto reads and writes the frames. Knows no sockets and no API.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from wsproto import ConnectionType, WSConnection
+from wsproto.connection import ConnectionState
+from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, TextMessage
+from wsproto.frame_protocol import CloseReason
+from wsproto.utilities import RemoteProtocolError
+
+from mlx_backend.api.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from werkzeug import Request
+    from wsproto.events import Event
+
+    from mlx_backend.api.base import MessageProtocol
+
+MAX_WAITING = 8
+"""Messages that may wait while one is answered."""
+_MAX_REASON_BYTES = 120
+_OWN_HEADERS = ("content-length", "transfer-encoding", "expect")
+
+
+class WebSocket:
+    """A connection whose handshake is `request`. `protocol` answers its messages, and may remember earlier ones."""
+
+    def __init__(self, request: Request, protocol: MessageProtocol) -> None:
+        """Raise the ApiError (400) of what is no handshake."""
+        self.protocol = protocol
+        self._guard = threading.Lock()
+        self._is_within_message = False
+        headers = [(name.lower(), value) for name, value in request.headers.items()]
+        self._connection = WSConnection(ConnectionType.SERVER)
+        try:
+            if request.method != "GET":
+                raise RemoteProtocolError("it has to be a GET")
+            self._connection.initiate_upgrade_connection(
+                [(name.encode(), value.encode("latin-1")) for name, value in headers], request.path
+            )
+            list(self._connection.events())
+        except (RemoteProtocolError, ValueError) as error:
+            raise ApiError(400, f"This is no handshake of a WebSocket: {error}.") from None
+        self.accepted = self._connection.send(AcceptConnection())
+        """The response to the handshake."""
+        lines = [f"{name}: {value}" for name, value in headers if name not in _OWN_HEADERS]
+        target = request.environ["REQUEST_URI"]
+        head = "\r\n".join([f"POST {target} HTTP/1.1", *lines, "Transfer-Encoding: chunked"])
+        self._head = head.encode("latin-1") + b"\r\n\r\n"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more is received."""
+        return self._connection.state is not ConnectionState.OPEN
+
+    def receive(self, data: bytes, waiting: int) -> tuple[bytes, bytes]:
+        """Take what was received while `waiting` messages were not answered.
+
+        Return it as HTTP requests, and what is to be sent at once: a pong, or the end of the connection.
+        """
+        requests, reply = bytearray(), bytearray()
+        with self._guard:
+            self._connection.receive_data(data)
+            for event in self._connection.events():
+                match event:
+                    case TextMessage() | BytesMessage():
+                        requests += self._as_request(event)
+                        waiting += event.message_finished
+                    case Ping():
+                        reply += self._connection.send(event.response())
+                    case CloseConnection():  # the client's, or for what is no frame
+                        reply += self._connection.send(event.response())
+                        break
+        if waiting > MAX_WAITING:
+            reply += self.close(f"More than {MAX_WAITING} messages wait to be answered.")
+        return bytes(requests), bytes(reply)
+
+    def _as_request(self, event: TextMessage | BytesMessage) -> bytes:
+        data = event.data.encode() if isinstance(event.data, str) else bytes(event.data)
+        begin = b"" if self._is_within_message else self._head
+        self._is_within_message = not event.message_finished
+        chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        return begin + chunk + (b"0\r\n\r\n" if event.message_finished else b"")
+
+    def messages(self, answer: bytes) -> bytes:
+        """Return the messages that whole events of an answer are, or the whole of one without events."""
+        with self._guard:
+            return b"" if self.is_closed else b"".join(map(self._connection.send, _messages_in(answer)))
+
+    def close(self, reason: str, *, is_too_large: bool = False) -> bytes:
+        """Return the end of the connection, for the client's fault."""
+        code = CloseReason.MESSAGE_TOO_BIG if is_too_large else CloseReason.POLICY_VIOLATION
+        event = CloseConnection(code, reason.encode()[:_MAX_REASON_BYTES].decode(errors="ignore"))
+        with self._guard:
+            return b"" if self.is_closed else self._connection.send(event)
+
+
+def _messages_in(answer: bytes) -> Iterator[Event]:
+    if answer.startswith(b"{"):
+        yield TextMessage(answer.decode().rstrip("\n"))
+    for line in answer.splitlines():
+        if line.startswith(b"data: "):
+            yield TextMessage(line.removeprefix(b"data: ").decode())

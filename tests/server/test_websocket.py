@@ -1,0 +1,288 @@
+"""/v1/responses over a WebSocket, through real sockets; what holds for requests holds for messages."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import running_server
+from openai.types.responses import ResponsesServerEvent
+from pydantic import TypeAdapter
+from running_server import RunningServer, running
+from scripted_engine import ScriptedEngine
+from scripted_server import ANSWER
+from single_model import SingleModelRegistry
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Event,
+    Message,
+    Ping,
+    Pong,
+    RejectConnection,
+    RejectData,
+    Request,
+    TextMessage,
+)
+
+from mlx_backend.chat.model_settings import ModelSettings
+from mlx_backend.chat.service import Service
+from mlx_backend.server.websocket import MAX_WAITING
+from mlx_backend.server.wsgi_server import ConnectionLimits
+from mlx_backend.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PATH = "/v1/responses"
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
+
+
+class Client:
+    """A WebSocket, of which events are received one by one."""
+
+    def __init__(self, server: RunningServer, path: str = PATH, **headers: str) -> None:
+        self.socket = socket.create_connection(server.address, timeout=60)
+        self._frames = WSConnection(ConnectionType.CLIENT)
+        self._events: list[Event] = []
+        host = headers.pop("host", "127.0.0.1")
+        extra = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self.send(Request(host=host, target=path, extra_headers=extra))
+
+    def send(self, *events: Event) -> None:
+        self.socket.sendall(b"".join(map(self._frames.send, events)))
+
+    def create(self, *, store: bool = False, **fields: Any) -> None:
+        self.send(TextMessage(json.dumps({"type": "response.create", "store": store, **fields})))
+
+    def receive(self) -> Event:
+        while not self._events:
+            data = self.socket.recv(65_536)
+            self._frames.receive_data(data or None)
+            self._events += self._frames.events()
+        return self._events.pop(0)
+
+    def event(self) -> dict[str, Any]:
+        """The next message, which OpenAI's client can read."""
+        text = ""
+        while True:
+            received = self.receive()
+            assert isinstance(received, TextMessage), received
+            text += received.data
+            if received.message_finished:
+                EVENT.validate_json(text)
+                event: dict[str, Any] = json.loads(text)
+                return event
+
+    def last(self) -> dict[str, Any]:
+        """The event that the answer to a message ends with."""
+        while (event := self.event())["type"] not in ("response.completed", "response.failed", "error"):
+            pass
+        return event
+
+    def created(self, **fields: Any) -> dict[str, Any]:
+        """The response to a message."""
+        self.create(**fields)
+        response: dict[str, Any] = self.last()["response"]
+        return response
+
+    def refused(self, **fields: Any) -> tuple[int, str | None]:
+        self.create(**fields)
+        error = self.last()
+        return error["status"], error["error"]["code"]
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., Client]]:
+    """`connect(server, …)` opens a WebSocket that is closed at the end."""
+    with ExitStack() as stack:
+
+        def connected(server: RunningServer, **options: str) -> Client:
+            client = Client(server, **options)
+            stack.callback(client.socket.close)
+            assert isinstance(client.receive(), AcceptConnection)
+            return client
+
+        yield connected
+
+
+@contextmanager
+def serving(**options: Any) -> Iterator[tuple[ScriptedEngine, RunningServer]]:
+    gated = options.pop("gated", False)
+    with ScriptedEngine(lambda _: ANSWER, gated=gated) as engine, running(engine, **options) as server:
+        yield engine, server
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[ScriptedEngine, RunningServer]]:
+    with serving() as both:
+        yield both
+
+
+@pytest.fixture
+def server(served: tuple[ScriptedEngine, RunningServer]) -> RunningServer:
+    return served[1]
+
+
+type Connect = Callable[..., Client]
+
+
+def test_the_events_of_a_response_are_messages(connect: Connect, server: RunningServer) -> None:
+    client = connect(server)
+    client.create(input="hello")
+    events = [client.event() for _ in range(3)]
+    while events[-1]["type"] != "response.completed":
+        events.append(client.event())
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[0]["type"] == "response.created"
+
+
+def test_the_last_response_is_gone_on_from_once_and_only_on_its_connection(
+    connect: Connect, served: tuple[ScriptedEngine, RunningServer]
+) -> None:
+    engine, server = served
+    client = connect(server)
+    first = client.created(input="Remember cobalt.")
+    second = client.created(input="What was it?", previous_response_id=first["id"])
+    assert "Remember cobalt." in engine.requests[-1].prompt
+    gone = (404, "previous_response_not_found")
+    assert client.refused(input="x", previous_response_id=first["id"]) == gone
+    assert connect(server).refused(input="x", previous_response_id=second["id"]) == gone
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"input": [{"type": "function_call_output", "call_id": "call_1", "output": "to nothing"}]},
+        {"input": [{"type": "teapot"}]},
+        {"input": "x", "background": True},
+        {"input": "x", "type": "response.steer"},
+    ],
+)
+def test_what_fails_leaves_nothing_to_go_on_from(
+    connect: Connect, server: RunningServer, wrong: dict[str, Any]
+) -> None:
+    client = connect(server)
+    first = client.created(input="hello")
+    assert client.refused(previous_response_id=first["id"], **wrong)[0] == 400
+    assert client.refused(input="x", previous_response_id=first["id"])[1] == "previous_response_not_found"
+
+
+def test_what_is_stored_is_gone_on_from_anywhere(connect: Connect, server: RunningServer) -> None:
+    first = connect(server).created(input="hello", store=True)
+    assert connect(server).created(input="and?", previous_response_id=first["id"])["status"] == "completed"
+    assert server.call(f"{PATH}/{first['id']}")[0] == 200
+
+
+def test_a_conversation_can_be_read_before_it_is_answered(
+    connect: Connect, served: tuple[ScriptedEngine, RunningServer]
+) -> None:
+    engine, server = served
+    client = connect(server)
+    read = client.created(generate=False, input=[{"role": "developer", "content": "Be brief."}])
+    assert (read["status"], read["output"]) == ("completed", [])
+    assert client.created(input="hello", previous_response_id=read["id"])["output"]
+    assert "Be brief." in engine.requests[-1].prompt
+
+
+def test_a_message_comes_in_any_number_of_frames_with_pings_between(
+    connect: Connect, server: RunningServer
+) -> None:
+    client = connect(server)
+    text = json.dumps({"type": "response.create", "input": "Was möchtest du?"}, ensure_ascii=False)
+    pieces: list[Message[Any]] = [TextMessage(each, message_finished=False) for each in text]
+    client.send(*pieces, Ping(b"still there?"), TextMessage(""))
+    assert client.receive() == Pong(b"still there?")
+    assert client.last()["type"] == "response.completed"
+    client.send(BytesMessage(text.encode()))
+    assert client.last()["type"] == "response.completed"
+
+
+@pytest.mark.parametrize("sent", ["{", "[]", "", "\0", '{"input": "hello"}', '{"type": "response.create"}'])
+def test_what_is_no_message_is_refused_and_the_next_answered(
+    connect: Connect, server: RunningServer, sent: str
+) -> None:
+    client = connect(server)
+    client.send(TextMessage(sent))
+    assert client.last()["status"] == 400
+    assert client.created(input="hello")["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ({"origin": "https://elsewhere.example"}, 403),
+        ({"host": "elsewhere.example"}, 403),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"path": "/v1/chat/completions"}, 405),
+        ({"path": "/v1/models"}, 400),
+        ({"path": "/v1/nothing"}, 404),
+    ],
+)
+def test_a_handshake_is_refused_as_a_request_would_be(options: dict[str, str], status: int) -> None:
+    settings = {"api_key": "right"} if "authorization" in options else {}
+    with serving(**settings) as (_, server):
+        client = Client(server, **options)
+        refused, body = client.receive(), client.receive()
+        assert isinstance(refused, RejectConnection)
+        assert refused.status_code == status
+        assert isinstance(body, RejectData)
+        assert json.loads(bytes(body.data))["error"]["message"]
+        client.socket.close()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_request_that_only_names_a_websocket_is_refused(server: RunningServer, method: str) -> None:
+    head = f"{method} {PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    with socket.create_connection(server.address, timeout=60) as connection:
+        connection.sendall(head.encode())
+        answer = connection.recv(65_536)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"no handshake" in answer
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_client_that_leaves_ends_its_reply(connect: Connect, *, says_so: bool) -> None:
+    with serving(gated=True) as (_, server):
+        client = connect(server)
+        client.create(input="hello")
+        assert client.event()["type"] == "response.created"
+        if says_so:
+            client.send(CloseConnection(1000))
+            while not isinstance(client.receive(), CloseConnection):
+                pass
+        client.socket.close()
+        assert server.app.in_flight.wait_until_idle(30)
+
+
+def test_a_message_that_is_too_large_is_refused_and_ends_the_connection(connect: Connect) -> None:
+    with serving(max_body_bytes=1000, max_images_bytes=0) as (_, server):
+        client = connect(server)
+        assert client.refused(input="x" * 2000)[0] == 413
+        closed = client.receive()
+        assert isinstance(closed, CloseConnection)
+        assert closed.code == 1009
+
+
+def test_only_so_many_messages_may_wait(connect: Connect) -> None:
+    with serving(gated=True) as (_, server):
+        client = connect(server)
+        client.send(*[TextMessage('{"type": "response.create", "input": "x"}')] * (MAX_WAITING + 2))
+        while not isinstance(closed := client.receive(), CloseConnection):
+            pass
+        assert closed.code == 1008
+        assert server.app.in_flight.wait_until_idle(30)
+
+
+def test_a_connection_that_is_idle_is_closed(connect: Connect) -> None:
+    limits = ConnectionLimits(1000, websocket_idle_seconds=0.01)
+    with ScriptedEngine([]) as engine:
+        models = SingleModelRegistry(Service(engine, ModelSettings.of(server=Settings())))
+        with running_server.served(models, Settings(port=0), limits) as server:
+            client = connect(server)
+            assert isinstance(client.receive(), CloseConnection)
