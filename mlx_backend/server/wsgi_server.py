@@ -456,9 +456,7 @@ class _Channel(HTTPChannel):
         """Return the requests that frames are; answer those that are none."""
         self._idle_since = time.monotonic()
         requests, reply = self.websocket.receive(frames, len(self.requests))
-        with self.outbuf_lock:  # or a worker could write so much that this waits for it to be sent
-            if reply and not self._has_much_unsent():
-                self.write_soon(reply)
+        self.write_soon(reply)
         if self.websocket.is_closed:
             self.handle_close()
             return b""
