@@ -13,7 +13,7 @@ from mlx_backend.registry.base import Lease, ModelStatus
 from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.model_pool import Clock, LoadProgress, ModelPool
 
-SOON = 20  # seconds after which a test that waits for another thread gives up
+SOON = 60  # seconds after which a test that waits for another thread gives up
 GB = 1 << 30
 
 

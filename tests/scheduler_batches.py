@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.jobs import Generation
     from mlx_backend.engine.scheduler import Scheduler
 
-SOON = 20  # seconds after which a test that waits for another thread gives up
+SOON = 60  # seconds after which a test that waits for another thread gives up
 LONG = "all work and no play makes " * 20
 
 

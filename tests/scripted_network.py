@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.embedding.base import Encoder
 
-SOON = 20  # seconds after which a test that waits for another thread gives up
+SOON = 60  # seconds after which a test that waits for another thread gives up
 STAGE_TOKENS = 100
 
 

@@ -57,7 +57,7 @@ def wait_until_idle(engine: Engine) -> None:
     """Warm-ups run one after another: when another one is made, those before it are done."""
     done = threading.Event()
     engine.prewarm(done.set)
-    assert done.wait(20)
+    assert done.wait(60)
 
 
 def chat(service: Service, turns: list[str], **fields: Any) -> list[int]:

@@ -112,7 +112,7 @@ def test_closing_a_reply_cancels_it() -> None:
         reply.close()
         assert [event for event in events if event is not None] == []
         assert reply.finish is None
-        assert not engine.requests or engine.requests[0].cancelled.wait(10)
+        assert not engine.requests or engine.requests[0].cancelled.wait(60)
 
 
 def test_closing_the_iterator_cancels_too() -> None:
@@ -124,7 +124,7 @@ def test_closing_the_iterator_cancels_too() -> None:
                 break
         events.close()
         engine.advance(1)
-        assert engine.requests[0].ended.wait(10)
+        assert engine.requests[0].ended.wait(60)
 
 
 def test_none_is_yielded_when_patience_runs_out() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_backend.device.lock import FairLock
 
-SOON = 20
+SOON = 60
 
 
 def test_the_lock_is_granted_in_the_order_it_was_asked_for() -> None:

@@ -59,5 +59,5 @@ def test_closing_ends_the_processes(tmp_path: Path) -> None:
         started.wait(0.01)
     [process] = compiler._running
     compiler.close()
-    assert process.wait(20) != 0
+    assert process.wait(60) != 0
     assert not compiler.found.get(EXPERTS)

@@ -388,10 +388,10 @@ def test_a_failure_is_told_while_another_file_is_silent(server: HubServer) -> No
     def stop_sending(name: str, sent: int) -> None:
         if name == "model-1.safetensors" and sent:
             silent.set()
-            waited.append(not told.wait(5))
+            waited.append(not told.wait(60))
 
     server.on_body = stop_sending
-    server.on_fault = lambda _name: silent.wait(20)
+    server.on_fault = lambda _name: silent.wait(60)
     with pytest.raises(EngineError, match="does not let this token read"):
         download(NAME, Reports())
     assert waited == [], "it was told before the other file went on"

@@ -61,7 +61,7 @@ class FakeServer:
             def do_GET(self) -> None:
                 owner.paths.append(self.path)
                 owner.keys.append(self.headers.get("Authorization"))
-                owner.gate.wait(30)
+                owner.gate.wait(60)
                 self._send(200, owner.answers.get(self.path, 404))
 
             def do_POST(self) -> None:

@@ -147,7 +147,7 @@ def ask(plugin: PluginProcess, server: ChatServer, *messages: dict[str, Any], **
 
 def assert_ended(talk: Talk) -> None:
     talk.stream.say(content=" It")
-    assert talk.stream.left.wait(30)
+    assert talk.stream.left.wait(60)
     with pytest.raises(PluginError, match="its conversation has gone on without it"):
         talk.rest()
 

@@ -64,7 +64,7 @@ def test_closing_the_answer_closes_the_connection(server: RawServer, plugin_root
         assert not server.left.is_set()
         process.stdin.write("close it\n")
         process.stdin.flush()
-        assert server.left.wait(30)
+        assert server.left.wait(60)
         process.stdin.close()
 
 
@@ -73,7 +73,7 @@ def test_a_plugin_that_exits_closes_the_connection(server: RawServer, plugin_roo
         answer = plugin.invoke([user("hi")], credentials={"endpoint_url": server.address})
         assert next(answer)["delta"]["message"]["content"] == "<think>\n"
         assert not server.left.is_set()
-    assert server.left.wait(30)
+    assert server.left.wait(60)
 
 
 def test_a_daemon_that_stops_reading_makes_the_plugin_close_the_connection(plugin_root: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_daemon_that_stops_reading_makes_the_plugin_close_the_connection(plugi
             plugin.stdin.flush()
             assert any('"stream"' in line for line in plugin.stdout)
             plugin.stdout.close()
-            assert server.left.wait(30)
+            assert server.left.wait(60)
             assert plugin.poll() is None
         finally:
             plugin.kill()

@@ -67,7 +67,7 @@ class Served:
     def load(self, spec: ModelSpec, _options: EngineOptions, _progress: Callable[[float], None]) -> Engine:
         assert spec.name not in self.engines or not self.engines[spec.name].is_healthy()
         if self.gate is not None:
-            assert self.gate.wait(20)
+            assert self.gate.wait(60)
         self.engines[spec.name] = ScriptedEngine(lambda _: ANSWER, model_id=spec.name)
         return self.engines[spec.name]
 

@@ -184,9 +184,9 @@ def test_a_client_that_leaves_ends_all_of_its_choices() -> None:
 
     with ScriptedEngine(script, gated=True) as gated, running(gated) as server:
         connection = server.send({"prompt": ["a", "b"], "n": 2, "stream": True}, "/v1/completions")
-        assert all_started.wait(10)
+        assert all_started.wait(60)
         connection.close()
-        assert all(request.cancelled.wait(10) for request in gated.requests)
+        assert all(request.cancelled.wait(60) for request in gated.requests)
 
 
 def test_a_choice_that_fails_ends_the_others_and_is_the_replys_error() -> None:
@@ -201,7 +201,7 @@ def test_a_choice_that_fails_ends_the_others_and_is_the_replys_error() -> None:
     with ScriptedEngine(script, gated=True) as gated:
         response = client_of(gated).post("/v1/completions", json={"prompt": ["a", "b"]})
         assert (response.status_code, response.get_json()["error"]["message"]) == (500, "It broke.")
-        assert gated.requests[0].cancelled.wait(10)
+        assert gated.requests[0].cancelled.wait(60)
 
 
 def test_more_choices_than_run_at_a_time_wait_for_each_other() -> None:

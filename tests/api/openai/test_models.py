@@ -29,7 +29,7 @@ from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.registry import MultiModelRegistry
 from mlx_backend.settings import Settings
 
-SOON = 20
+SOON = 60
 CONFIG = """
 [defaults]
 temperature = 0.3

@@ -245,4 +245,4 @@ def test_a_model_that_is_not_served_is_a_404_and_ignored_fields_are_named(demo: 
     assert (status, tokenized["error"]["code"]) == (404, "model_not_found")
     with demo.open("/v1/tokenize", {"prompt": "a", "truncation": True}) as response:
         assert response.headers["x-mlx-backend-ignored"] == "truncation"
-    assert demo.app.in_flight.wait_until_idle(10), "nobody is left inside"
+    assert demo.app.in_flight.wait_until_idle(60), "nobody is left inside"

@@ -20,7 +20,7 @@ from mlx_backend.engine.images import PreparedImage, PromptImage
 from mlx_backend.engine.scheduler import Scheduler
 from mlx_backend.errors import EngineError, EngineRefused, EngineStopped
 
-SOON = 20
+SOON = 60
 REQUEST = GenerationRequest(prompt=[7, 8, 9], max_tokens=3)
 EVERYTHING = GenerationRequest(
     prompt=[1, 2, 3],

@@ -17,7 +17,7 @@ from mlx_backend.engine.distributed.transport import LEADER_VARIABLE, Endpoint, 
 from mlx_backend.engine.distributed.wire import Wire
 from mlx_backend.errors import EngineError, EngineStopped
 
-SOON = 20
+SOON = 60
 
 
 @contextmanager

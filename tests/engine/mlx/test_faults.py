@@ -1,12 +1,13 @@
 """Faults: a failure ends as few requests as possible, and the engine recovers."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from drafting import generate, loaded_batch
+from drafting import alone, generate, loaded_batch
 from engine_models import WrappedNetwork, write_model, write_qwen
 from mlx_lm.models.cache import KVCache
 
@@ -32,13 +33,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Fragile(MLXBatch):
-    """Its network fails for prompts that hold a certain token, and in any step while `broken` is set."""
+    """Its network fails for prompts that hold a certain token, and with three replies if `failures` has an error next.
+
+    It runs while `may_run` is set.
+    """
 
     POISON = 77
 
     def __init__(self, model: Path) -> None:
         super().__init__(model, EngineOptions(cache_bytes=0), device=Device(8 << 30))
-        self.broken: Exception | None = None
+        self.failures: Iterator[Exception | None] = iter(())
+        self.may_run = threading.Event()
+        self.may_run.set()
         self.loads = 0
 
     def load(self, on_progress: Any) -> Any:
@@ -54,8 +60,8 @@ class FragileNetwork(WrappedNetwork):
         self._batch = batch
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-        if self._batch.broken is not None:
-            error, self._batch.broken = self._batch.broken, None
+        assert self._batch.may_run.wait(SOON)
+        if rows_of(inputs, cache) == 3 and (error := next(self._batch.failures, None)) is not None:
             raise error
         packed = isinstance(cache[0], PackedLayer)
         reads = any(length > 1 for _, length in cache[0].shapes) if packed else inputs.shape[1] > 1
@@ -63,6 +69,12 @@ class FragileNetwork(WrappedNetwork):
             raise RuntimeError("[malloc] Unable to allocate 99 bytes")
         logits: mx.array = self._network(inputs, cache=cache)
         return logits
+
+
+def rows_of(inputs: mx.array, cache: Any) -> int:
+    """Return how many replies' next tokens a run decodes together."""
+    is_packed = isinstance(cache[0], PackedLayer)
+    return max(rows for rows, _ in cache[0].shapes) if is_packed else inputs.shape[0]
 
 
 def tokens(generation: Generation) -> list[int]:
@@ -94,12 +106,10 @@ def test_when_the_device_fails_the_model_is_reloaded_and_generates_what_it_did_b
     batch = Fragile(model)
     with Engine(batch) as engine:
         expected = tokens(engine.generate(request([20] * 9)))
+        batch.failures = iter([None, None, RuntimeError("[METAL] Command buffer execution failed")])
+        batch.may_run.clear()  # until all three are there
         running = [engine.generate(request([20 + at] * 9, count=900)) for at in range(3)]
-        for generation in running:  # a second token of the last: after a step of all three
-            for _ in range(3):
-                while not isinstance(generation.next(SOON), TokenDelta):
-                    pass
-        batch.broken = RuntimeError("[METAL] Command buffer execution failed")
+        batch.may_run.set()
         for generation in running:
             with pytest.raises(EngineFailed, match=r"being restarted: RuntimeError: .*Command buffer"):
                 tokens(generation)
@@ -109,28 +119,12 @@ def test_when_the_device_fails_the_model_is_reloaded_and_generates_what_it_did_b
         assert batch.loads == 2
 
 
-class Brittle(MLXBatch):
-    """Its caches cannot be merged, or extended, while `refuses` is set; or no several rows be run after that."""
-
-    def __init__(self, model: Path, refuses: str, *, packing: bool) -> None:
-        super().__init__(model, EngineOptions(packing=packing, cache_bytes=0), device=Device(8 << 30))
-        self.refuses = refuses
-
-    def load(self, on_progress: Any) -> Any:
-        info = super().load(on_progress)
-        if self.refuses == "run":
-            self.runtime.networks.by_adapter[""] = OneRow(self.runtime.networks.by_adapter[""])
-        return info
-
-
 class OneRow(WrappedNetwork):
     """Runs no batch of several rows, after changing the caches of its first layer."""
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-        is_packed = isinstance(cache[0], PackedLayer)
-        rows = max(rows for rows, _ in cache[0].shapes) if is_packed else inputs.shape[0]
         logits: mx.array = self._network(inputs, cache=cache)
-        if rows > 1:
+        if rows_of(inputs, cache) > 1:
             raise ValueError("[broadcast_shapes] Shapes (2,1) and (3,1) cannot be broadcast")
         return logits
 
@@ -144,27 +138,18 @@ def test_caches_that_do_not_fit_each_other_fail_nobody(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Two of four come when the others are being decoded."""
     asked = [request([20 + at] * (1 + 4 * at), count=50 + 5 * at) for at in range(4)]
-    with load_engine(model, cache_bytes=0) as plain:
-        expected = [tokens(plain.generate(each)) for each in asked]
-    batch = Brittle(model, refuses, packing=packing)
-    with Engine(batch) as engine:
+    with loaded_batch(model, packing=packing) as batch:
+        expected = alone(batch, asked)
         assert batch.runtime.abilities.can_batch
         assert batch.runtime.abilities.can_pack == packing
-        if refuses != "run":
+        if refuses == "run":
+            batch.runtime.networks.by_adapter[""] = OneRow(batch.runtime.networks.by_adapter[""])
+        else:
             _refuse_in_the_second_layer(monkeypatch, refuses)
-        running = [engine.generate(each) for each in asked[:2]]
-        begun: list[list[int]] = [[], []]
-        for generation, begins in zip(running, begun, strict=True):
-            while len(begins) < 3:
-                if isinstance(item := generation.next(SOON), TokenDelta):
-                    begins.append(item.token)
-        rest = [engine.generate(each) for each in asked[2:]]
-        found = [begins + tokens(each) for begins, each in zip(begun, running, strict=True)]
-        assert [*found, *(tokens(each) for each in rest)] == expected
-        assert engine.is_healthy()
+        assert generate(batch, asked, arrivals={2: 5, 3: 5}) == expected
     assert "were lost in decoding" in caplog.text
-    assert "The engine broke" not in caplog.text
 
 
 def _refuse_in_the_second_layer(monkeypatch: pytest.MonkeyPatch, refuses: str) -> None:
@@ -191,31 +176,23 @@ def test_caches_that_cannot_be_taken_apart_fail_nobody_when_one_leaves(
 ) -> None:
     """The first of three, then the second, leaves the batch; a fourth comes when its caches have been found out."""
     asked = [request([20 + at] * (1 + 4 * at), count=30 + 20 * at) for at in range(3)]
-    late = request([30] * 3, count=90)
-    with load_engine(model, cache_bytes=0) as plain:
-        expected = [tokens(plain.generate(each)) for each in (*asked, late)]
+    asked.append(request([30] * 3, count=90))
     _refuse_in_the_second_layer(monkeypatch, refuses)
-    batch = MLXBatch(model, EngineOptions(packing=packing), device=Device(8 << 30))
     monkeypatch.setattr(BatchTrial, "try_packing" if packing else "try_batching", _succeed)
-    with Engine(batch) as engine:
+    with loaded_batch(model, packing=packing) as batch:
+        expected = alone(batch, asked)
         assert batch.runtime.abilities.can_batch
-        running = [engine.generate(each) for each in asked]
-        begun: list[list[int]] = [[], [], []]
-        for generation, begins in zip(running, begun, strict=True):
-            while len(begins) < 3:
-                if isinstance(item := generation.next(SOON), TokenDelta):
-                    begins.append(item.token)
-        if leaves == "cancelled":
-            running[0].close()
-        else:
-            begun[0] += tokens(running[0])
-        arriving = engine.generate(late)
-        found = [begins + tokens(each) for begins, each in zip(begun[1:], running[1:], strict=True)]
-        assert [*found, tokens(arriving)] == expected[1:]
-        assert leaves == "cancelled" or begun[0] == expected[0]
-        assert engine.is_healthy()
+        is_cancelled = leaves == "cancelled"
+        first, *others = generate(
+            batch,
+            asked,
+            arrivals={3: 12 if is_cancelled else 40},
+            cancelled_after={0: 3} if is_cancelled else {},
+        )
+        assert others == expected[1:]
+        assert is_cancelled == (first.ended is None)
+        assert is_cancelled or first == expected[0]
     assert "were lost in decoding" in caplog.text
-    assert "The engine broke" not in caplog.text
 
 
 @pytest.mark.parametrize("refuses", ["filter", "extract", "run"])
@@ -225,12 +202,9 @@ def test_caches_that_become_too_long_to_stay_merged_fail_nobody_where_they_canno
     """Of three replies the second is the first to outgrow the batch."""
     monkeypatch.setattr("mlx_backend.engine.mlx.decode.MAX_MERGED_LENGTH", 60)
     asked = [request([20 + at] * length, count=90) for at, length in enumerate((3, 20, 9))]
-    with load_engine(model, cache_bytes=0) as plain:
-        expected = [tokens(plain.generate(each)) for each in asked]
     if refuses != "run":
         _refuse_in_the_second_layer(monkeypatch, refuses)
         monkeypatch.setattr(BatchTrial, "try_packing", _succeed)
-    batch = MLXBatch(model, EngineOptions(cache_bytes=0), device=Device(8 << 30))
     plan_step = PrefillQueue.plan_step
 
     def plan(queue: PrefillQueue, decoding_priority: int | None) -> PrefillStep:
@@ -239,15 +213,13 @@ def test_caches_that_become_too_long_to_stay_merged_fail_nobody_where_they_canno
         return plan_step(queue, decoding_priority)
 
     monkeypatch.setattr(PrefillQueue, "plan_step", plan)
-    with Engine(batch) as engine:
+    with loaded_batch(model) as batch:
+        expected = alone(batch, asked)
         if refuses == "run":
             batch.runtime.networks.by_adapter[""] = NoMixture(batch.runtime.networks.by_adapter[""])
         assert batch.runtime.abilities.can_pack
-        running = [engine.generate(each) for each in asked]
-        assert [tokens(each) for each in running] == expected
-        assert engine.is_healthy()
+        assert generate(batch, asked) == expected
     assert "were lost in decoding" in caplog.text
-    assert "The engine broke" not in caplog.text
 
 
 class NoMixture(WrappedNetwork):
@@ -386,15 +358,11 @@ def test_a_long_prompt_delays_a_reply_by_no_more_than_a_chunk(model: Path) -> No
 
 
 def test_a_short_prompt_is_prefilled_beside_a_long_one(model: Path) -> None:
-    """The short one has its first token long before the long one is prefilled."""
-    with load_engine(model, cache_bytes=0, prefill_chunk=40) as engine:
-        long = engine.generate(request([21] * 900, count=1))
-        assert isinstance(long.next(SOON), Progress)
-        short = engine.generate(request([22] * 15, count=1))
-        assert tokens(short)
-        read = 0
-        while isinstance(item := long.next(0), Progress):
-            read = item.processed
-        assert read < 900
-        *_, last = long
-        assert isinstance(last, Finished)
+    with loaded_batch(model, prefill_chunk=40) as batch:
+        batch.insert(0, request([21] * 900, count=1))
+        list(batch.step())  # it is being prefilled
+        batch.insert(1, request([22] * 15, count=1))
+        order: list[int] = []
+        while len(order) < 2:
+            order += [key for key, outcome in batch.step() if isinstance(outcome, TokenDelta)]
+    assert order == [1, 0]

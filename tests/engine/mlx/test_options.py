@@ -291,7 +291,7 @@ def test_a_warm_up_uses_the_adapter_it_is_for(windowed: Path, tmp_path: Path) ->
         for _ in range(2):  # the second is cached already
             planned.clear()
             engine.prewarm(plan, "a")
-            assert planned.wait(20)
+            assert planned.wait(60)
         for name, cached in (("a", 80), (None, 0)):
             asked = GenerationRequest(prompt=prompt, max_tokens=2, adapter=name)
             # It is prefilled while the queue is empty: before or after the first request, if that arrives too soon.

@@ -132,7 +132,7 @@ def test_the_made_up_requests_give_way_to_real_ones_and_leave_what_they_cached(
         steps: list[None] = []
         object.__setattr__(engine._info, "tune", interrupted)
         engine._scheduler.wake()
-        assert ended.wait(30)
+        assert ended.wait(60)
         assert len(steps) == 3
         assert not batch.sequences
         assert batch.runtime.cache_budget.used == 0
