@@ -133,7 +133,9 @@ def test_with_nohup_a_server_goes_on_when_the_window_is_closed(
             os.kill(server, signal.SIGKILL)
 
 
-def test_a_server_with_keys_stops_when_its_terminal_is_closed(tmp_path: Path) -> None:
+def test_a_server_with_keys_stops_when_its_terminal_is_closed(
+    hangups_end_a_process: None, tmp_path: Path
+) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('[keys]\nalice = "sk-alice"')
     main, terminal = pty.openpty()

@@ -101,25 +101,21 @@ by_dialect = pytest.mark.parametrize("dialect", REASONING, ids=lambda dialect: d
 
 
 @by_dialect
-@pytest.mark.parametrize("case", OUT_OF_PLACE, ids=lambda case: repr(case[1]))
-def test_a_marker_out_of_place_is_not_shown_and_what_it_encloses_is_reasoning(
-    dialect: Dialect, case: tuple[Channel | None, str, str, str]
-) -> None:
-    opens_in, template, reasoning, content = case
-    text = written(dialect, template)
-    for pieces in (list(text), *(cut(text, place) for place in range(len(text)))):
-        assert read(dialect, opens_in, pieces) == Message(reasoning, content), pieces
-    assert read(dialect, opens_in, tokens(dialect, text)) == Message(reasoning, content)
+def test_a_marker_out_of_place_is_not_shown_and_what_it_encloses_is_reasoning(dialect: Dialect) -> None:
+    for opens_in, template, reasoning, content in OUT_OF_PLACE:
+        text = written(dialect, template)
+        for pieces in (list(text), *(cut(text, place) for place in range(len(text)))):
+            assert read(dialect, opens_in, pieces) == Message(reasoning, content), pieces
+        assert read(dialect, opens_in, tokens(dialect, text)) == Message(reasoning, content), text
 
 
 @by_dialect
-@pytest.mark.parametrize("template", TALKED_ABOUT)
-def test_a_marker_that_the_answer_is_about_is_shown(dialect: Dialect, template: str) -> None:
-    text = written(dialect, template)
-    for opens_in in (None, FINAL):
-        for pieces in (list(text), *(cut(text, place) for place in range(len(text)))):
-            assert read(dialect, opens_in, pieces) == Message(content=text), pieces
-    assert read(dialect, FINAL, tokens(dialect, text)) == Message(content=text)
+def test_a_marker_that_the_answer_is_about_is_shown(dialect: Dialect) -> None:
+    for text in (written(dialect, template) for template in TALKED_ABOUT):
+        for opens_in in (None, FINAL):
+            for pieces in (list(text), *(cut(text, place) for place in range(len(text)))):
+                assert read(dialect, opens_in, pieces) == Message(content=text), pieces
+        assert read(dialect, FINAL, tokens(dialect, text)) == Message(content=text), text
 
 
 @by_dialect
