@@ -15,7 +15,6 @@ import plistlib
 import shutil
 import subprocess
 import sys
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,44 +94,15 @@ class ServiceJob:
     stop_seconds: int
 
 
-class ServiceManager(ABC):
-    """One way to have a job run: what file describes it, and which commands start and stop it."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-
-    @property
-    @abstractmethod
-    def file(self) -> Path:
-        """Where the job's file belongs."""
-
-    @abstractmethod
-    def text(self, job: ServiceJob) -> str:
-        """Return what the file says. Raises CommandError for what it cannot say."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Have the system read the file and run the job anew, now and at every login."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Have the system stop the job and forget it. Nothing happens if it does not know it."""
-
-    @abstractmethod
-    def state(self) -> dict[str, str]:
-        """Return what the system says of the job; `state` is one word of its own."""
-
-    @abstractmethod
-    def log_command(self, lines: int, *, follow: bool) -> list[str]:
-        """Return the command that shows the log."""
-
-
-class Launchd(ServiceManager):
+@dataclass(frozen=True, slots=True)
+class Launchd:
     """An agent of the user's, on a Mac. Not tried on one: `tests/e2e/MAC.md` asks for that."""
 
+    home: Path
+
     @property
     def file(self) -> Path:
-        """See ServiceManager."""
+        """Where the job's file belongs."""
         return self.home / "Library/LaunchAgents" / f"{LABEL}.plist"
 
     @property
@@ -144,7 +114,7 @@ class Launchd(ServiceManager):
         return f"gui/{os.getuid()}"
 
     def text(self, job: ServiceJob) -> str:
-        """See ServiceManager."""
+        """Return what the file says. Raises CommandError for what it cannot say."""
         agent = {
             "Label": LABEL,
             "ProgramArguments": list(job.command),
@@ -161,18 +131,18 @@ class Launchd(ServiceManager):
         return plistlib.dumps(agent, sort_keys=False).decode()
 
     def start(self) -> None:
-        """See ServiceManager."""
+        """Have the system read the file and run the job anew, now and at every login."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self.stop()
         _done("launchctl", "bootstrap", self._domain, str(self.file))
 
     def stop(self) -> None:
-        """See ServiceManager."""
+        """Have the system stop the job and forget it. Nothing happens if it does not know it."""
         if self.state()["state"] != "stopped":
             _done("launchctl", "bootout", f"{self._domain}/{LABEL}")
 
     def state(self) -> dict[str, str]:
-        """See ServiceManager."""
+        """Return what the system says of the job; `state` is one word of its own."""
         printed = _ran("launchctl", "print", f"{self._domain}/{LABEL}")
         if printed.returncode != 0:
             return {"state": "stopped"}
@@ -181,21 +151,24 @@ class Launchd(ServiceManager):
         return {"state": named.get("state", "running")} | ({"pid": named["pid"]} if "pid" in named else {})
 
     def log_command(self, lines: int, *, follow: bool) -> list[str]:
-        """See ServiceManager."""
+        """Return the command that shows the log."""
         return ["tail", "-n", str(lines), *(["-F"] if follow else []), str(self._log)]
 
 
-class Systemd(ServiceManager):
+@dataclass(frozen=True, slots=True)
+class Systemd:
     """A unit of the user's own systemd, on Linux."""
+
+    home: Path
 
     @property
     def file(self) -> Path:
-        """See ServiceManager."""
+        """Where the job's file belongs."""
         configuration = os.environ.get("XDG_CONFIG_HOME") or self.home / ".config"
         return Path(configuration) / "systemd/user" / UNIT
 
     def text(self, job: ServiceJob) -> str:
-        """See ServiceManager."""
+        """Return what the file says. Raises CommandError for what it cannot say."""
         words = " ".join(_unit_word(word) for word in job.command)
         variables = [
             f"Environment={_unit_word(f'{name}={value}', '%')}" for name, value in job.variables.items()
@@ -221,18 +194,18 @@ class Systemd(ServiceManager):
         )
 
     def start(self) -> None:
-        """See ServiceManager."""
+        """Have the system read the file and run the job anew, now and at every login."""
         _done("systemctl", "--user", "daemon-reload")
         _done("systemctl", "--user", "enable", UNIT)
         _done("systemctl", "--user", "restart", UNIT)
 
     def stop(self) -> None:
-        """See ServiceManager."""
+        """Have the system stop the job and forget it. Nothing happens if it does not know it."""
         if self.file.exists():
             _done("systemctl", "--user", "disable", "--now", UNIT)
 
     def state(self) -> dict[str, str]:
-        """See ServiceManager."""
+        """Return what the system says of the job; `state` is one word of its own."""
         shown = _done(
             "systemctl", "--user", "show", UNIT, "--property=ActiveState,UnitFileState,MainPID,NRestarts"
         )
@@ -242,9 +215,12 @@ class Systemd(ServiceManager):
         return state | {name: value for name, value in names.items() if value != "0"}
 
     def log_command(self, lines: int, *, follow: bool) -> list[str]:
-        """See ServiceManager."""
+        """Return the command that shows the log."""
         follows = ["--follow"] if follow else ["--no-pager"]
-        return ["journalctl", "--user", "--unit", UNIT, "--lines", str(lines), *follows]
+        return ["journalctl", "--user-unit", UNIT, "--lines", str(lines), *follows]
+
+
+type ServiceManager = Launchd | Systemd
 
 
 def _unit_word(word: str, doubled: str = "%$") -> str:

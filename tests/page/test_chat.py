@@ -36,7 +36,7 @@ def test_the_same_question_at_two_efforts(open_page: OpenPage, demo: str) -> Non
         expect(answer.locator(".markdown")).to_have_text("The capital of France is Paris.")
         expect(answer.locator("footer")).to_contain_text(f"Effort {effort} (chosen here)")
         expect(answer.locator("footer")).to_contain_text(
-            re.compile(r"\d+ tokens .*\d+ cached.*first token .* s.*tok/s")
+            re.compile(r"\d+ tokens .*\d+ cached.*First token .* s.*tok/s")
         )
         expect(answer.locator(".thinking")).to_be_hidden()
         answer.locator("summary").click()

@@ -49,6 +49,11 @@ def client() -> Iterator[Client]:
         yield client_of(engine)
 
 
+def test_the_page_is_small_enough_to_be_read() -> None:
+    own = [*STATIC.iterdir(), *STATIC.parent.glob("*.py")]
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in own) <= 1500
+
+
 @pytest.mark.parametrize("accept", BROWSERS.values(), ids=BROWSERS)
 def test_a_browser_gets_the_page(client: Client, accept: str) -> None:
     response = client.get("/", headers={"Accept": accept})

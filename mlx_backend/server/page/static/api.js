@@ -1,14 +1,9 @@
 // The server's addresses: requests with the key, streams, and what goes wrong in words.
 import { h, ofTab, openDialog, settings, t } from "./dom.js";
 
-/** What the server says went wrong, with its code; or that the connection was lost. */
-class ServerError extends Error {
-  constructor(message, code) {
-    super(message);
-    this.code = code;
-  }
-}
-const lost = () => new ServerError(t("lost"), "lost");
+/** What went wrong, in words for the reader; `code` is the server's, or "lost". */
+const failure = (message, code = "") => Object.assign(new Error(message), { code });
+const lost = () => failure(t("lost"), "lost");
 
 export const url = (path) => new URL(path, document.baseURI).href;
 export const base = () => url(".").replace(/\/$/, "");
@@ -33,9 +28,9 @@ export async function send(path, { body, method, signal } = {}) {
     }
     if (response.ok) return response;
     const { error } = await response.json().catch(() => ({}));
-    const failure = new ServerError(error?.message || t("status", { status: response.status }), error?.code);
-    if (response.status !== 401) throw failure;
-    await askForKey(failure.message);
+    const message = error?.message || t("status", { status: response.status });
+    if (response.status !== 401) throw failure(message, error?.code);
+    await askForKey(message);
   }
 }
 
@@ -62,7 +57,7 @@ function askForKey(message) {
       h("button", { class: "primary" }, t("useKey")));
     openDialog(t("key"), form).addEventListener("close", () => {
       asking = null;
-      given ? resolve() : reject(new ServerError(message));
+      given ? resolve() : reject(failure(message));
     });
     input.focus();
   });
@@ -88,12 +83,12 @@ export async function* stream(path, body, signal) {
         isWhole ||= line === "data: [DONE]";
         if (isWhole) break;
         const event = JSON.parse(line.slice(6));
-        if (event.error) throw new ServerError(event.error.message, event.error.code);
+        if (event.error) throw failure(event.error.message, event.error.code || "");
         yield event;
       }
     }
   } catch (error) {
-    if (error instanceof ServerError || error.name === "AbortError") throw error;
+    if ("code" in error) throw error; // an AbortError has one, too
     throw lost();
   } finally {
     reader.cancel().catch(() => {});

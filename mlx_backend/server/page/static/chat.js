@@ -140,8 +140,8 @@ class MessageView {
       parts.push(t("promptFact", { count: count(usage.prompt_tokens), cached: count(cached) }));
     }
     const first = timings ? timings.first_token_ms / 1000 : firstToken;
-    if (first) parts.push(t("firstToken", { seconds: seconds(first) }));
-    if (timings?.predicted_per_second) parts.push(t("perSecond", { count: number(timings.predicted_per_second) }));
+    if (first) parts.push(`${t("first")} ${seconds(first)}`);
+    if (timings?.predicted_per_second) parts.push(`${number(timings.predicted_per_second)} ${t("rate")}`);
     return h("div", { class: "facts" }, parts.map((each) => h("span", {}, each)));
   }
 
@@ -235,11 +235,6 @@ function giveResults(message, element) {
   ask();
 }
 
-function stop() {
-  running.get(chat.id)?.abort();
-  composer.focus();
-}
-
 // -- what is written next --------------------------------------------------------------------------------------------
 
 const composer = h("textarea", {
@@ -257,6 +252,7 @@ const dial = h("fieldset", { class: "dial" });
 const pictures = h("div", { class: "pictures" });
 const file = h("input", { type: "file", accept: "image/*", multiple: true, hidden: true, onchange: () => { addImages(file.files); file.value = ""; } });
 const attach = iconButton("image", t("addPicture"), () => file.click());
+const stop = () => { running.get(chat.id).abort(); composer.focus(); };
 const button = h("button", { type: "button", class: "send", onclick: () => (running.has(chat.id) ? stop() : send()) });
 const toEnd = iconButton("down", t("toEnd"), () => scroll(true), { class: "icon-button to-end", hidden: true });
 const notice = h("p", { class: "note", role: "status" });
@@ -381,17 +377,13 @@ chats.addEventListener("change", () => {
 
 // IndexedDB writes too late for a page that is being left: what has come of a reply goes through localStorage.
 addEventListener("pagehide", () => {
-  const left = chats.list.filter((each) => running.has(each.id)).map((each) => ({ id: each.id, message: each.messages.at(-1) }));
+  const left = chats.list.filter((each) => running.has(each.id)).map((each) => [each.id, each.messages.at(-1)]);
   if (left.length) settings.set("unsaved", JSON.stringify(left));
 });
 
 /** Put back what had come of replies when the page was left. */
 export function restore() {
-  for (const { id, message } of JSON.parse(settings.get("unsaved") || "[]")) {
-    const found = chats.list.find((each) => each.id === id);
-    if (!found || found.messages.at(-1)?.role !== "assistant") continue;
-    found.messages[found.messages.length - 1] = message;
-    chats.save(found);
-  }
+  const unsaved = new Map(JSON.parse(settings.get("unsaved") || "[]"));
+  for (const left of chats.list.filter((each) => unsaved.has(each.id))) chats.save(Object.assign(left, { messages: [...left.messages.slice(0, -1), unsaved.get(left.id)] }));
   settings.set("unsaved", null);
 }

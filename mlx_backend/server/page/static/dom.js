@@ -93,9 +93,8 @@ export function announce(text) {
 /** A modal dialog, which is gone once it is closed. */
 export function openDialog(title, ...content) {
   const close = iconButton("close", t("close"), () => dialog.close());
-  const dialog = h("dialog", { "aria-label": title, onclose: () => dialog.remove() },
+  const dialog = h("dialog", { "aria-label": title, closedby: "any", onclose: () => dialog.remove() },
     h("header", {}, h("h2", {}, title), close), ...content);
-  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
   document.body.append(dialog);
   dialog.showModal();
   return dialog;

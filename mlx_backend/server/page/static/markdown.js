@@ -20,12 +20,9 @@ const ALLOWED = {
   ALLOW_DATA_ATTR: false, RETURN_DOM_FRAGMENT: true,
 };
 
-let highlighter = null;
-
 /** Colour a block of code, once the library is there; an unknown language stays as it is. */
 async function colour(code, language) {
-  highlighter ||= import("./highlight.js").then((module) => module.default);
-  const library = await highlighter;
+  const { default: library } = await import("./highlight.js");
   if (!library.getLanguage(language)) return;
   const { value } = library.highlight(code.textContent, { language });
   code.replaceChildren(purify.sanitize(value, { ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], RETURN_DOM_FRAGMENT: true }));

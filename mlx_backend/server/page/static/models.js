@@ -39,7 +39,7 @@ function card(model, aliases) {
   const row = (label, value) => value ? [h("dt", {}, label), h("dd", {}, value)] : null;
   const chip = (text, isChosen) => h("span", { class: isChosen ? "chip chosen" : "chip" }, isChosen ? `${text} (${t("standard")})` : text);
   const chips = (made) => (made?.length ? h("span", { class: "chips" }, made) : null);
-  const shown = h("article", { class: "card", "aria-label": model.id },
+  return h("article", { class: "card", "aria-label": model.id },
     h("header", {}, h("h2", {}, model.id), h("span", { class: `state ${state}` }, t(state) + (isBusy && health?.percent !== undefined ? ` ${health.percent} %` : ""))),
     health?.percent !== undefined ? h("progress", { max: 100, value: health.percent, "aria-label": t(state) }) : null,
     h("dl", {},
@@ -56,7 +56,6 @@ function card(model, aliases) {
     h("footer", { class: "row" },
       h("button", { type: "button", disabled: isBusy || isIn, "data-load": model.id, onclick: () => change(model, "load") }, t("load")),
       h("button", { type: "button", disabled: isBusy || !isIn, "data-unload": model.id, onclick: () => change(model, "unload") }, t("unload"))));
-  return shown;
 }
 
 function draw() {

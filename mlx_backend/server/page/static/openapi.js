@@ -2,7 +2,6 @@
 import { base, get } from "./api.js";
 import { copyButton, h, put, t } from "./dom.js";
 
-const MAX_DEPTH = 8;
 let schemas = {};
 
 const resolved = (schema) => (schema?.$ref ? { ...schemas[schema.$ref.split("/").pop()], name: schema.$ref.split("/").pop() } : schema || {});
@@ -32,21 +31,20 @@ function objectsOf(schema) {
   return found.properties ? [found] : [];
 }
 
-function fields(schema, depth = 0) {
+function fields(schema) {
   return objectsOf(schema).map((found) => h("div", { class: "schema" }, found.description ? h("p", { class: "muted" }, found.description) : null,
     h("ul", {}, Object.entries(found.properties).map(([name, field]) => {
       const label = [h("code", {}, name), " ", h("span", { class: "type" }, typeOf(field)), found.required?.includes(name) ? h("em", {}, t("required")) : null,
         h("span", { class: "muted" }, ` ${limits(resolved(field))}`), field.description ? h("span", { class: "about" }, field.description) : null];
-      if (depth >= MAX_DEPTH || !objectsOf(field).length) return h("li", {}, label);
-      const inside = h("details", { ontoggle: () => inside.open && inside.children.length === 1 && inside.append(...fields(field, depth + 1)) }, h("summary", {}, label));
+      if (!objectsOf(field).length) return h("li", {}, label);
+      const inside = h("details", { ontoggle: () => inside.open && inside.children.length === 1 && inside.append(...fields(field)) }, h("summary", {}, label));
       return h("li", {}, inside);
     }))));
 }
 
 function example(path, method, body) {
   const lines = [`curl ${base()}${path}`];
-  if (method !== "get" && method !== "post") lines.push(`-X ${method.toUpperCase()}`);
-  if (method === "post" && !body) lines.push("-X POST");
+  if (method !== (body ? "post" : "get")) lines.push(`-X ${method.toUpperCase()}`);
   const required = resolved(body).required || [];
   const values = { messages: [{ role: "user", content: "Hello" }], input: "Hello", prompt: "Hello", query: "Hello", documents: ["Hello"], tokens: [1, 2] };
   if (body) lines.push("-H 'Content-Type: application/json'", `-d '${JSON.stringify(Object.fromEntries([...new Set(["model", ...required])].map((name) => [name, values[name] ?? "…"])))}'`);
