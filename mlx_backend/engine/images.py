@@ -13,12 +13,26 @@ if TYPE_CHECKING:
     from mlx_backend.images import Picture
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenImage:
+    """How a processor that writes images itself has written one: as `text`, which has these tokens.
+
+    `tokens` begin and end with a pad token; `before` and `after` say how many more the text has on either side.
+    """
+
+    text: str
+    before: int
+    tokens: tuple[int, ...]
+    after: int
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PreparedImage:
     """An image as a model's vision tower takes it.
 
     `digest` tells it apart from every other image for this model. It stands in a prompt as `rows` times `columns` pad
-    tokens, for some models with a token `row_break` between two rows. `inputs` are numpy arrays, by the names that the
+    tokens, for some models with a token `row_break` between two rows; as it is `written`, if the model's processor has
+    written it. `inputs` are numpy arrays, by the names that the
     model's processor gives them. An image that the engine has seen may be without: if it has to be seen again, they
     are made of `picture`, and take `bytes_to_make`.
     """
@@ -30,14 +44,19 @@ class PreparedImage:
     row_break: int | None = None
     picture: Picture | None = field(default=None, repr=False)
     bytes_to_make: int = 0
+    written: WrittenImage | None = None
 
     @property
     def num_tokens(self) -> int:
         """How many tokens of a prompt it takes."""
+        if self.written is not None:
+            return len(self.written.tokens)
         return self.rows * self.columns + (self.rows - 1 if self.row_break is not None else 0)
 
     def tokens(self, pad: int) -> list[int]:
         """Return the tokens as which it stands in a prompt."""
+        if self.written is not None:
+            return list(self.written.tokens)
         row = [pad] * self.columns
         between = [self.row_break] if self.row_break is not None else []
         return row + (between + row) * (self.rows - 1)
@@ -86,6 +105,8 @@ class ImageMarkup:
 
     def written(self, image: PreparedImage, pad: str) -> str:
         """Return what stands for an image where the placeholder was; `pad` is the text of a pad token."""
+        if image.written is not None:
+            return image.written.text
         rows = self.between_rows.join([pad * image.columns] * image.rows)
         return f"{self.before}{rows}{self.after}"
 

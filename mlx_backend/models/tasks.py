@@ -1,6 +1,7 @@
 """Whether a folder's model is one for a task that this server has: chat, embeddings or reranking; else what it is.
 
 Goes by config.json, the names of files, and what is in the folders of mlx-lm and mlx-vlm, neither of which is imported.
+mlx-vlm's own networks are run for families that mlx-lm has not (engine/mlx/vision/vlm_batch.py).
 What is not recognised counts as servable, and loading it explains best what is wrong.
 """
 
@@ -12,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from mlx_backend.installation import vision_command
 from mlx_backend.models.files import ENCODERS
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ _TASKS: Final = (
     _UnservedTask(
         re.compile(r"ocr|nougat|donut|layout|surya"),
         "reading text from images (OCR)",
-        "Run it with mlx-vlm",
+        "Models of this kind that mlx-vlm has are served where that is installed",
     ),
     _UnservedTask(
         re.compile(
@@ -70,6 +72,52 @@ _TASKS: Final = (
 )
 
 
+_NO_CHAT: Final = re.compile(
+    r"embed|(^|_)col(idefics|qwen|bert)|encoder|gliner|detr|^sam3|^clef|^d1|decider|privacy|diffusion|llada|florence|parse$"
+    r"|perception|indic_ocr"
+)
+"""In the names of mlx-vlm's families that write no text token by token, or not in a conversation."""
+
+
+def is_of_mlx_lm(config: Mapping[str, Any]) -> bool:
+    """Whether mlx-lm has a network for a model's family, or the model comes with one of its own."""
+    return "model_file" in config or _family(config) in _families("mlx_lm")
+
+
+def is_of_mlx_vlm(config: Mapping[str, Any]) -> bool:
+    """Whether mlx-vlm is installed and has a network for a model's family that chats."""
+    family = _family(config).lower()
+    folder = _vlm_folder(_families("mlx_vlm").get(family, family))
+    return folder is not None and "model_file" not in config
+
+
+def sees(config: Mapping[str, Any]) -> bool:
+    """Whether a model was made to see, as far as its config.json and mlx-vlm's folder of its family tell."""
+    if isinstance(config.get("vision_config"), dict):
+        return True
+    family = _family(config).lower()
+    folder = _vlm_folder(_families("mlx_vlm").get(family, family))
+    return folder is not None and (folder / "vision.py").is_file()
+
+
+def _family(config: Mapping[str, Any]) -> str:
+    family = config.get("model_type")
+    return family if isinstance(family, str) else ""
+
+
+@cache
+def _vlm_folder(family: str) -> Path | None:
+    """Return the folder of mlx-vlm's network of a family; None if it has none that chats."""
+    spec = find_spec("mlx_vlm")
+    if not family or spec is None or _NO_CHAT.search(family):
+        return None
+    for root in spec.submodule_search_locations or ():
+        folder = Path(root, "models", family)
+        if any("LanguageModel" in each.read_text(encoding="utf-8") for each in folder.glob("*.py")):
+            return folder
+    return None
+
+
 def why_not_served(name: str, config: Mapping[str, Any], names: Collection[str]) -> str | None:
     """Say what a model is for and what to do, if it cannot be served whatever its files; None if nothing says so.
 
@@ -77,9 +125,8 @@ def why_not_served(name: str, config: Mapping[str, Any], names: Collection[str])
     """
     if "model_index.json" in names or "_diffusers_version" in config:
         return _sentence(name, "diffusers", _TASKS[1])
-    family = config.get("model_type")
-    family = family if isinstance(family, str) else ""
-    if "model_file" in config or family in ENCODERS | _families("mlx_lm"):
+    family = _family(config)
+    if family in ENCODERS or is_of_mlx_lm(config) or is_of_mlx_vlm(config):
         return None
     listed = config.get("architectures")
     architectures = [str(each) for each in listed] if isinstance(listed, list) else []
@@ -88,17 +135,16 @@ def why_not_served(name: str, config: Mapping[str, Any], names: Collection[str])
         told += " kokoro"
     if "n_mels" in config and "n_audio_ctx" in config:  # Whisper, as OpenAI wrote it
         told += " whisper"
+    is_installed = find_spec("mlx_vlm") is not None
+    missing = "" if is_installed or not sees(config) else f" If mlx-vlm has it, {vision_command()} adds that."
     for task in _TASKS:
         if task.words.search(told):
-            return _sentence(name, family or next(iter(architectures), told.split()[-1]), task)
-    sees = isinstance(config.get("vision_config"), dict)
-    is_known = family.replace("-", "_") in _families("mlx_vlm")
-    if family and (is_known or sees):
-        has = "mlx-vlm has" if is_known else "mlx-vlm may have"
+            return _sentence(name, family or next(iter(architectures), told.split()[-1]), task) + missing
+    if family and (sees(config) or family in _families("mlx_vlm")):
         return (
-            f"The model {name!r} cannot be served: {family!r} is a {'vision ' if sees else ''}family that {has} and "
-            "mlx-lm has not, which this server loads models with. Run it with mlx-vlm, try a newer mlx-lm, or "
-            "choose a model of another family (docs/families.md)."
+            f"The model {name!r} cannot be served: {family!r} is a vision family that mlx-lm has not, and mlx-vlm as "
+            f"it is here has no network of it that chats.{missing} Or choose a model of another family "
+            "(docs/families.md)."
         )
     return None
 
@@ -111,16 +157,16 @@ def _sentence(name: str, family: str, task: _UnservedTask) -> str:
 
 
 @cache
-def _families(package: str) -> frozenset[str]:
-    """Return the architectures of mlx-lm or mlx-vlm, by their model_type; none if it is not installed."""
+def _families(package: str) -> Mapping[str, str]:
+    """Return the modules of mlx-lm's or mlx-vlm's architectures by model_type; none if it is not installed."""
     spec = find_spec(package)
-    found: set[str] = set()
+    found: dict[str, str] = {}
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         try:
-            found |= {each.stem for each in Path(folder, "models").iterdir()}
+            found |= {each.stem: each.stem for each in Path(folder, "models").iterdir()}
             source = Path(folder, "utils.py").read_text(encoding="utf-8")
         except OSError:
             continue
         for table in re.findall(r"^MODEL_REMAPPING = \{(.*?)^\}", source, re.DOTALL | re.MULTILINE):
-            found |= set(re.findall(r'"([^"]+)":', table))
-    return frozenset(found)
+            found |= dict(re.findall(r'"([^"]+)": "([^"]+)"', table))
+    return found

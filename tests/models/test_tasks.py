@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -32,10 +33,7 @@ def of(architecture: str, **more: Any) -> dict[str, Any]:
             {"_class_name": "FluxTransformer2DModel", "_diffusers_version": "0.36"},
             "generating images (diffusers)",
         ),
-        (
-            of("GlmOcrForConditionalGeneration", model_type="glm_ocr"),
-            "reading text from images (OCR) (glm_ocr)",
-        ),
+        (of("SuryaForDetection", model_type="surya"), "reading text from images (OCR) (surya)"),
         (of("ViTForImageClassification", model_type="vit"), "images alone (vit)"),
         (of("CLIPModel", model_type="clip"), "images alone (clip)"),
         (of("T5ForConditionalGeneration", model_type="t5"), "an encoder and a decoder (t5)"),
@@ -53,20 +51,32 @@ def test_a_pipeline_of_diffusers_needs_no_configuration_to_be_told() -> None:
     assert "generating images" in str(why_not_served("mine", {}, ["model_index.json"]))
 
 
-@pytest.mark.parametrize("is_installed", [True, False])
-def test_a_family_that_only_mlx_vlm_has_is_told_as_that(
-    is_installed: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("family", ["glm4v", "glm_ocr", "deepseekocr", "smolvlm", "lfm2_vl"])
+def test_a_family_that_only_mlx_vlm_has_is_served_where_that_is_installed(
+    family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not is_installed:
-        real = tasks._families
-        monkeypatch.setattr(tasks, "_families", lambda name: real(name) if name == "mlx_lm" else frozenset())
-    text = str(why_not_served("eye", {"model_type": "glm4v", "vision_config": {}}, []))
-    assert (
-        f"'glm4v' is a vision family that mlx-vlm {'has' if is_installed else 'may have'} and mlx-lm has not"
-        in text
-    )
-    assert "Run it with mlx-vlm" in text
+    pytest.importorskip("mlx_vlm")
+    config = {"model_type": family, "vision_config": {}}
+    assert why_not_served("eye", config, []) is None
+    monkeypatch.setattr(tasks, "find_spec", lambda name: None if name == "mlx_vlm" else find_spec(name))
+    tasks._families.cache_clear()
+    tasks._vlm_folder.cache_clear()
+    try:
+        text = str(why_not_served("eye", config, []))
+    finally:
+        tasks._families.cache_clear()
+        tasks._vlm_folder.cache_clear()
+    assert text.startswith("The model 'eye' cannot be served: ")
+    assert "make vision" in text
+
+
+def test_a_family_that_nobody_knows_is_left_to_loading() -> None:
     assert why_not_served("new", {"model_type": "hal9000"}, []) is None, "loading says more"
+
+
+@pytest.mark.parametrize("family", ["sam3", "qwen3_vl_embedding", "colidefics3", "rfdetr"])
+def test_a_family_of_mlx_vlm_that_does_not_chat_is_refused(family: str) -> None:
+    assert why_not_served("eye", {"model_type": family, "vision_config": {}}, [])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -88,4 +98,4 @@ def test_neither_package_is_imported_to_know_what_it_has() -> None:
         "print(why_not_served('x', {'model_type': 'glm4v'}, []) is None, {'mlx_lm', 'mlx_vlm'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False set()\n"
+    assert done.stdout == "True set()\n"

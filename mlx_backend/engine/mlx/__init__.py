@@ -7,6 +7,7 @@ breaks when mlx-lm is upgraded is in `mlx_lm_patches.py`.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from mlx_backend.device.blas import BlasChoice
     from mlx_backend.engine.batch import Batch
     from mlx_backend.errors import EngineStopped
+
+log = logging.getLogger(__name__)
 
 
 def memory_by_tokens(folder: Path) -> Callable[[int], int]:
@@ -65,6 +68,7 @@ def load_engine(
         from mlx_backend.engine.mlx.batch import MLXBatch
         from mlx_backend.engine.mlx.collectives import join
         from mlx_backend.engine.mlx.plain import PlainBatch
+        from mlx_backend.engine.mlx.vision.vlm_batch import VLMBatch
 
     ranks = join()
     leader: LeaderBatch | None = None
@@ -74,6 +78,9 @@ def load_engine(
             raise EngineError("The plain engine runs in one process: leave out --engine plain, or start one.")
         batch = PlainBatch(model, chosen, device=device, model_id=model_id)
     else:
+        own = VLMBatch(model, chosen, device=device, model_id=model_id)
+        if ranks is None and (seeing := _on_mlx_vlm(own, model, chosen, on_progress)) is not None:
+            return seeing
         batch = MLXBatch(model, chosen, device=device, model_id=model_id, ranks=ranks)
         if ranks is not None:
             batch = leader = LeaderBatch(batch, ranks)
@@ -86,6 +93,34 @@ def load_engine(
     if leader is not None:
         leader.on_lost(partial(_terminate, engine))
     return engine
+
+
+def _on_mlx_vlm(
+    batch: Batch, model: str | Path, options: EngineOptions, on_progress: Callable[[float], None] | None
+) -> Engine | None:
+    """Return an engine with mlx-vlm's own network, for families that need it to see, or to run at all.
+
+    None for others, and where it does not work though mlx-lm has a network, which answers text then.
+    """
+    from mlx_backend.engine.mlx.vision.families import runs_on_mlx_vlm
+    from mlx_backend.models.download import find_folder
+    from mlx_backend.models.files import read_json_or_empty
+    from mlx_backend.models.tasks import is_of_mlx_lm
+
+    try:
+        folder, name = find_folder(str(model), allow_download=options.allow_download)
+    except EngineError:
+        return None  # loading it says what is wrong
+    config = read_json_or_empty(folder / "config.json")
+    if not runs_on_mlx_vlm(config, options):
+        return None
+    try:
+        return Engine(batch, max_waiting=options.max_waiting, on_progress=on_progress)
+    except EngineError as error:
+        if not is_of_mlx_lm(config):
+            raise
+        log.warning("%s answers text only: it cannot be run with mlx-vlm. %s", name, error)
+        return None
 
 
 def _terminate(engine: Engine, error: EngineStopped) -> None:

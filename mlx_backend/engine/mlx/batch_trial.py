@@ -190,7 +190,7 @@ class BatchTrial:
 
     def _noise(self, alone: Sequence[_Reference]) -> list[float]:
         """Return by how much rounding alone changes logits: of texts run token by token, against those run at once."""
-        differences: list[float] = []
+        noise: list[float] = []
         for each in alone:
             if each.text.size == 1:  # which is the same run
                 continue
@@ -198,8 +198,8 @@ class BatchTrial:
             tokens = [*as_ints(each.text[0]), each.first, each.second]
             singly = mx.stack([self._network(token_ids([[token]]), cache=layers)[0, -1] for token in tokens])
             at_once = mx.concatenate([each.logits, each.after_first[None], each.after_second[None]])
-            differences += _differences(singly, at_once)
-        return differences
+            noise += differences(singly, at_once)
+        return noise
 
     def _run_first(self) -> None:
         """Run the first attempt's texts alone, as what they returned before was with other lengths."""
@@ -283,7 +283,7 @@ class BatchTrial:
 
     def _compare(self, found: mx.array, expected: Sequence[mx.array], sequences: int) -> None:
         """Note by how much each row of logits ([rows, vocabulary]) is not what is expected."""
-        self._compared += [(sequences, each) for each in _differences(found, mx.stack(list(expected)))]
+        self._compared += [(sequences, each) for each in differences(found, mx.stack(list(expected)))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -496,7 +496,7 @@ def _head_counts(layers: LayerCaches) -> set[int]:
     return {count for count in counts if 1 < count <= MAX_ROWS}
 
 
-def _differences(found: mx.array, expected: mx.array) -> list[float]:
+def differences(found: mx.array, expected: mx.array) -> list[float]:
     """Return by how much each row is off, relative to its norm; what all logits have in common does not count.
 
     Tokens that a network rules out, by logits of minus infinity, must be the same ones: else it is infinite.
@@ -514,5 +514,5 @@ def _differences(found: mx.array, expected: mx.array) -> list[float]:
     )
     relative = mx.linalg.norm(found - expected, axis=-1) / mx.linalg.norm(expected, axis=-1)
     is_wrong |= mx.isnan(relative)
-    differences: list[float] = mx.where(is_wrong, mx.inf, relative).tolist()  # type: ignore[assignment]  # an array of one axis is a list of numbers
-    return differences
+    found_differences: list[float] = mx.where(is_wrong, mx.inf, relative).tolist()  # type: ignore[assignment]  # an array of one axis is a list of numbers
+    return found_differences

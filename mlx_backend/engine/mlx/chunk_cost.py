@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import CacheList
 
 from mlx_backend.engine.mlx.mlx_lm_patches import allocated_tokens
 
@@ -86,7 +85,7 @@ class CacheCost:
 
 
 def _measure(layer: Any, tokens: int) -> list[_LayerCost]:
-    if isinstance(layer, CacheList):
+    if hasattr(layer, "caches"):  # mlx-lm's list of caches, or mlx-vlm's
         return [each for part in layer.caches for each in _measure(part, tokens)]
     arrays = [value for _, value in tree_flatten(layer.state) if isinstance(value, mx.array)]
     if not hasattr(layer, "keys"):  # a state of constant size, or an unknown kind

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import dataclass, is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
 import mlx_lm
@@ -39,6 +39,15 @@ log = logging.getLogger(__name__)
 
 # Gets a network's name and the bytes of its weights; raises EngineError.
 type CheckSize = Callable[[str, int], None]
+
+
+class ReadNetwork(Protocol):
+    """Makes a network of a folder; returns it and its configuration."""
+
+    def __call__(self, folder: Path, *, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
+        """With `trust_remote_code`, Python code in the folder may run."""
+        ...
+
 
 ASSUMED_CONTEXT = 4096
 """Tokens of the context of a model that does not state its length."""
@@ -125,11 +134,12 @@ def load_model(
     group: mx.distributed.Group | None = None,
     check_size: CheckSize = lambda _name, _nbytes: None,
     caches: CacheBudget | None = None,
+    read: ReadNetwork = load_network,
 ) -> LoadedNetwork:
     """Load a folder or a Hugging Face repository; with a group, this process's part of it. Raises EngineError.
 
     `check_size` is called before the weights are read, and raises for those that are too large. `caches` bounds what
-    the tokenizer remembers.
+    the tokenizer remembers. `read` makes the network of the folder, whose weights need not be read yet.
     """
     keep_compiled_kernels()
     folder, name = find_folder(str(model), allow_download=options.allow_download)
@@ -137,7 +147,7 @@ def load_model(
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise EngineError(f"{name!r} has no tokenizer: there is no tokenizer.json in {folder}.")
     with explain_load_errors(name):
-        network, config = load_network(folder, trust_remote_code=options.trust_remote_code)
+        network, config = read(folder, trust_remote_code=options.trust_remote_code)
         wrapper = _load_wrapper(folder, config, options)
     tokenizer = _tokenizer(name, config, wrapper, caches)
     if options.chat_template is not None:

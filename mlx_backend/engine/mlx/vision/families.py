@@ -5,14 +5,20 @@ A row is added once its replies have been compared with a reference; nothing els
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.engine.images import ImageMarkup, ImageSupport
+from mlx_backend.models.tasks import is_of_mlx_lm, is_of_mlx_vlm, sees
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from mlx_backend.models.engine_options import EngineOptions
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +41,11 @@ class ImageFamily:
     interleaves_axes: bool = False
     """The frequencies of rows and columns alternate with those of time, instead of one block following the other."""
 
+
+ONE_AT_A_TIME = "its family runs on mlx-vlm's own network, which holds one request's positions"
+"""Why replies of such a family are not decoded together."""
+UNSUPPORTED_OPTIONS = ("adapters", "adapter", "draft_model", "draft_from_text", "kv_bits", "max_kv_size")
+"""The engine options that would change what such a network does, and that it does not have."""
 
 FAMILIES: dict[str, ImageFamily] = {
     "gemma3": ImageFamily(
@@ -87,10 +98,34 @@ def pad_token(config: Mapping[str, Any]) -> int | None:
 
 def image_support(config: Mapping[str, Any]) -> ImageSupport:
     """Return whether a model can be shown images, as far as its config.json and what is installed here tell."""
-    if family_of(config) is not None:
-        return ImageSupport.AVAILABLE if is_installed() else ImageSupport.NOT_INSTALLED
-    sees = isinstance(config.get("vision_config"), dict)
-    return ImageSupport.UNKNOWN_FAMILY if sees else ImageSupport.NONE
+    if not sees(config):
+        return ImageSupport.NONE
+    if not is_installed():
+        return ImageSupport.NOT_INSTALLED
+    known = family_of(config) is not None or is_of_mlx_vlm(config)
+    return ImageSupport.AVAILABLE if known else ImageSupport.UNKNOWN_FAMILY
+
+
+def runs_on_mlx_vlm(config: Mapping[str, Any], options: EngineOptions) -> bool:
+    """Whether mlx-vlm's own network answers for a model: mlx-lm has none, or none whose images are known here.
+
+    That runs one reply at a time; where mlx-lm has a network, options that it lacks leave the model without images.
+    """
+    if not is_installed() or not is_of_mlx_vlm(config):
+        return False
+    if not is_of_mlx_lm(config):
+        return True
+    family = family_of(config)
+    needs_packing = family is not None and family.has_grid_positions
+    if not sees(config) or (family is not None and (options.packing or not needs_packing)):
+        return False
+    lacking = [name for name in UNSUPPORTED_OPTIONS if getattr(options, name)]
+    if lacking:
+        log.warning(
+            "Images are not seen: this family's are seen by mlx-vlm's own network, which knows no %s.",
+            ", ".join(lacking),
+        )
+    return not lacking
 
 
 def is_installed() -> bool:

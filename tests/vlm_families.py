@@ -1,0 +1,176 @@
+"""A tiny model with random weights of every family that mlx-vlm sees with, made by mlx-vlm's own configurations.
+
+Configurations of families ask for different names of the same sizes, and leave out what they do not know: so all are
+given every name. `OWN` says what a family needs besides.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from engine_models import byte_level, write_tokenizer
+from mlx.utils import tree_flatten
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MARKERS = (
+    *("<pad>", "<eos>", "<bos>", "<unk>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "</s>", "<s>"),
+    *(
+        "<image>",
+        "<|image|>",
+        "<|image_pad|>",
+        "<|vision_start|>",
+        "<|vision_end|>",
+        "<|video_pad|>",
+        "<|video|>",
+    ),
+    *("<|audio|>", "<start_of_image>", "<end_of_image>", "<image_soft_token>", "<|image>", "<image|>"),
+    *("<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<img>", "</img>", "<IMG_CONTEXT>"),
+    *("<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<low_res_im_start>", "<|media_pad|>", "<|patch|>"),
+    *(
+        "<|image_start|>",
+        "<|image_end|>",
+        "<|tile_x_separator|>",
+        "<|tile_y_separator|>",
+        "<slice>",
+        "</slice>",
+    ),
+    *("<image_id>", "</image_id>", "<unit>", "<video>", "<audio>", "<|begin_of_image|>", "<|end_of_image|>"),
+    *("<|begin_of_video|>", "<|end_of_video|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"),
+    *("<|imgpad|>", "<|img|>", "<|endofimg|>", "<|img_thumbnail|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+    *("<|begin_of_sentence|>", "<｜▁pad▁｜>", "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<|User|>"),
+    *("<|Assistant|>", "<|grounding|>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<audio_soft_token>"),
+    *(
+        "<start_of_audio>",
+        "<end_of_audio>",
+        "<row_1_col_1>",
+        "<row_1_col_2>",
+        "<row_2_col_1>",
+        "<row_2_col_2>",
+    ),
+    *("<|im_user|>", "<|im_assistant|>", "<|media_start|>", "<|media_content|>", "<|media_end|>"),
+)
+VOCABULARY = 640
+PAD, EOS, BOS = (MARKERS.index(name) for name in ("<pad>", "<eos>", "<bos>"))
+SIDE = 32
+"""Pixels of an image's side, for families whose images have one size."""
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "layer_norm_eps": 1e-6,
+    "norm_eps": 1e-6,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+    "sliding_window": 24,
+    "sliding_window_pattern": 2,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "pad_token_id": PAD,
+    "hidden_act": "silu",
+    "attention_bias": False,
+}
+VISION: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "depth": 2, "layers": 2, "intermediate_size": 64,
+    "num_attention_heads": 2, "num_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4,
+    "image_size": SIDE, "num_channels": 3, "in_channels": 3, "in_chans": 3, "layer_norm_eps": 1e-6,
+    "rms_norm_eps": 1e-6, "out_hidden_size": 64, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    "embed_dim": 32, "mlp_ratio": 2, "width": 32, "heads": 2, "window_size": 16, "fullatt_block_indexes": [1],
+    "num_positions": 64, "num_position_embeddings": 64, "projection_dim": 64, "hidden_act": "gelu",
+}  # fmt: skip
+IMAGES: dict[str, Any] = {
+    "size": {"height": SIDE, "width": SIDE},
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "min_pixels": 64,
+    "max_pixels": 4096,
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "rescale_factor": 1 / 255,
+    "resample": 3,
+}
+
+OWN: dict[str, dict[str, Any]] = {}
+
+
+def write(folder: Path, family: str, seed: int = 5) -> Path:
+    """Write a family's model."""
+    own = OWN.get(family, {})
+    module = importlib.import_module(f"mlx_vlm.models.{own.get('module', family)}")
+    image = MARKERS.index(own.get("image", "<image>"))
+    config: dict[str, Any] = {
+        "model_type": family,
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "pad_token_id": PAD,
+        "bos_token_id": BOS,
+        "eos_token_id": [EOS],
+        "image_token_id": image,
+        "image_token_index": image,
+        **own.get("config", {}),
+    }
+    config["text_config"] = {"model_type": own.get("text_type", family), **TEXT, **own.get("text", {})}
+    config["vision_config"] = {
+        "model_type": own.get("vision_type", family),
+        **VISION,
+        **own.get("vision", {}),
+    }
+    if own.get("flat"):
+        config = {**config["text_config"], **config}
+    names = {"image_token": MARKERS[image], **own.get("names", {})}
+    write_tokenizer(
+        folder,
+        byte_level(MARKERS),
+        eos_token="<eos>",
+        bos_token="<bos>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        extra_special_tokens=names,
+    )
+    if (template := own.get("template")) is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    images = {**IMAGES, **own.get("images", {})}
+    (folder / "preprocessor_config.json").write_text(json.dumps(images))
+    (folder / "processor_config.json").write_text(json.dumps({"patch_size": 4, **own.get("processor", {})}))
+    (folder / "config.json").write_text(json.dumps(config))
+    given = json.loads(json.dumps(config))
+    given.setdefault("audio_config", {})
+    made = module.ModelConfig.from_dict(given)
+    from mlx_vlm.utils import update_module_configs
+
+    made = update_module_configs(made, module, given, ["text", "vision", "perceiver", "projector", "audio"])
+    shapes = tree_flatten(module.Model(made).parameters())
+    if (total := sum(value.size for _, value in shapes)) > 8_000_000:
+        large = sorted(shapes, key=lambda each: -each[1].size)[:3]
+        raise ValueError(f"{family} has {total:,} weights: {[(name, value.shape) for name, value in large]}")
+    keys = mx.random.split(mx.random.key(seed), len(shapes))
+    weights = {
+        name: mx.random.normal(value.shape, key=key) * (0.05 if "embed_tokens" in name else 0.2)
+        + ("norm" in name)
+        for (name, value), key in zip(shapes, keys, strict=True)
+    }
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return folder
