@@ -95,6 +95,8 @@ def sees(config: Mapping[str, Any]) -> bool:
     """Whether a model was made to see, as far as its config.json and mlx-vlm's folder of its family tell."""
     if isinstance(config.get("vision_config"), dict):
         return True
+    if is_of_mlx_lm(config):  # a checkpoint without what sees
+        return False
     family = _family(config).lower()
     folder = _vlm_folder(_families("mlx_vlm").get(family, family))
     return folder is not None and (folder / "vision.py").is_file()

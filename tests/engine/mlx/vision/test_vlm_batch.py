@@ -24,7 +24,7 @@ pytestmark = needs_mlx_vlm
 LONG = [2, *range(100, 160)]
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_5"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SeeingModel:
     name: str = request.param
     return WRITERS[name](tmp_path_factory.mktemp(name))
