@@ -17,7 +17,6 @@ The sources of the layers it replaces are in `KNOWN_SOURCES` (engine/mlx/mlx_lm_
 from __future__ import annotations
 
 import logging
-import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -92,21 +91,6 @@ MAX_PENDING_BYTES, MAX_PENDING_SHARE = 1 << 27, 1 / 16
 """The most dequantised weights that wait to be freed, and as a share of a GPU's memory: each wait stalls it briefly."""
 
 
-class _WithoutProducts:
-    """A run in which no layer multiplies."""
-
-    def __init__(self, nan_from: int | None) -> None:
-        self.calls: list[nn.Module] = []
-        self._nan_from = nan_from
-
-    def outputs_of(self, layer: nn.Module) -> float:
-        """Note the call of a layer and return the value of its outputs."""
-        is_nan = self._nan_from is not None and len(self.calls) >= self._nan_from
-        self.calls.append(layer)
-        # Not 0: Gemma 3n divides by the root mean square of an output.
-        return math.nan if is_nan else 1.0
-
-
 class ManyRows:
     """What the replaced layers share.
 
@@ -121,12 +105,11 @@ class ManyRows:
         self.is_enabled = True
         self.dequantized_bytes = self.largest_layer_bytes = 0
         self.was_used = False  # since the caller last set it to False
-        self._without: _WithoutProducts | None = None
-        self._skips_unread = False
         self._max_pending = int(gpu_memory() * MAX_PENDING_SHARE) or MAX_PENDING_BYTES
         self._pending = 0  # bytes that have been dequantised since an output was waited for
         self._arranged: tuple[mx.array, RowBlocks] | None = None
         self._is_forced = False
+        self._is_filled: Callable[[], bool] = lambda: False
 
     @property
     def max_pending_bytes(self) -> int:
@@ -148,35 +131,24 @@ class ManyRows:
             self._is_forced = False
 
     @contextmanager
-    def without_products(self, nan_from: int | None = None) -> Iterator[list[nn.Module]]:
-        """Compute none of the layers' products, only what comes between them: all outputs are 1.
-
-        From call number `nan_from` on, they are NaN. Yields the layers that are called, in the order of their calls.
-        """
-        self._without = _WithoutProducts(nan_from)
-        try:
-            yield self._without.calls
-        finally:
-            self._without = None
-
-    @contextmanager
-    def without_unread(self) -> Iterator[None]:
-        """Compute no products of layers whose `is_unread` is set, for a run of which only the caches are needed.
+    def filling(self, caches: Sequence[Any]) -> Iterator[None]:
+        """In a run of which only the caches are needed, compute nothing more of these layers once all have grown.
 
         MLX never computes what nothing reads. But these layers wait for many rows, to free weights, or on a CPU to see
-        each row's expert, and everything that such a layer's inputs need would be computed for that.
+        each row's expert, and with them for all that their inputs need, such as the last layer's attention.
         """
-        self._skips_unread = True
+        before = [getattr(each, "offset", None) for each in caches]
+        self._is_filled = lambda: all(
+            getattr(each, "offset", None) != offset for each, offset in zip(caches, before, strict=True)
+        )
         try:
             yield
         finally:
-            self._skips_unread = False
+            self._is_filled = lambda: False
 
-    def outputs_instead(self, layer: Any) -> float | None:
-        """Return what all outputs of a layer are in place of its products; None if it is to multiply."""
-        if self._without is not None:
-            return self._without.outputs_of(layer)
-        return 0.0 if self._skips_unread and layer.is_unread else None
+    def unread(self, shape: Sequence[int], dtype: mx.Dtype) -> mx.array | None:
+        """Return what stands for outputs of this shape that nothing will read; None if they are to be computed."""
+        return mx.zeros(shape, dtype) if self._is_filled() else None
 
     def applies(self, rows: int, min_rows: int) -> bool:
         """Whether a layer should use the implementation for many rows."""
@@ -222,21 +194,22 @@ class ManyRowsLinear(nn.QuantizedLinear):  # type: ignore[misc]  # MLX's modules
 
     many_rows: ManyRows
     min_rows: int
-    is_unread: bool
     dequantize: Dequantizer
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return the outputs ([..., outputs])."""
-        has_many = self.many_rows.applies(x.size // x.shape[-1], self.min_rows)
-        if (value := self.many_rows.outputs_instead(self)) is not None:
-            return _outputs(value, x, x.shape[:-1], self["weight"].shape[0])
-        if not has_many:
-            output: mx.array = super().__call__(x)
-            return output
+        unread = self.many_rows.unread((*x.shape[:-1], self["weight"].shape[0]), x.dtype)
+        if unread is not None:
+            return unread
+        if not self.many_rows.applies(x.size // x.shape[-1], self.min_rows):
+            few: mx.array = super().__call__(x)
+            return few
         weights = self.dequantize(self, x.dtype, None)
-        output = x @ weights.T
+        output: mx.array = x @ weights.T
         self.many_rows.wait_for(output, weights.nbytes)
-        return output + self["bias"] if "bias" in self else output
+        if "bias" in self:
+            output += self["bias"]
+        return output
 
 
 class _SortedExperts:
@@ -244,16 +217,15 @@ class _SortedExperts:
 
     many_rows: ManyRows
     min_rows: int
-    is_unread: bool
 
     def __call__(self: Any, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         """Return the outputs of each row's expert ([..., outputs])."""
-        has_many = sorted_indices and self.many_rows.applies(indices.size, self.min_rows)
-        if (value := self.many_rows.outputs_instead(self)) is not None:
-            rows = mx.broadcast_shapes(x.shape[:-2], indices.shape)
-            return _outputs(value, x, (*rows, x.shape[-2]), self.output_dims)
+        rows = mx.broadcast_shapes(x.shape[:-2], indices.shape)
+        unread: mx.array | None = self.many_rows.unread((*rows, x.shape[-2], self.output_dims), x.dtype)
+        if unread is not None:
+            return unread
         output: mx.array
-        if not has_many:
+        if not (sorted_indices and self.many_rows.applies(indices.size, self.min_rows)):
             output = super().__call__(x, indices, sorted_indices)  # type: ignore[misc]  # the other base class's
             return output
         output = self.products(x, indices)
@@ -301,11 +273,6 @@ def _grouped(x: mx.array, indices: mx.array, product: Callable[[int, mx.array], 
     return mx.concatenate(outputs)[:, None]
 
 
-def _outputs(value: float, x: mx.array, rows: Sequence[int], outputs: int) -> mx.array:
-    """Return a layer's outputs, all of this value, which still depend on its inputs."""
-    return mx.full((*rows, outputs), value, x.dtype) + 0 * x[..., :1]
-
-
 _MANY_ROWS: dict[type, type] = {
     nn.QuantizedLinear: ManyRowsLinear,
     QuantizedSwitchLinear: ManyRowsQuantizedExperts,
@@ -337,7 +304,6 @@ def use_many_rows_layers(
             continue
         layer.__class__ = _MANY_ROWS[type(layer)]
         layer.many_rows, layer.min_rows, layer.dequantize = many_rows, _min_rows(layer), dequantizer
-        layer.is_unread = False  # find_unread (unread_outputs.py) sets it
         replaced.append(layer.min_rows)
         many_rows.has_experts |= isinstance(layer, _SortedExperts)
         if "scales" in layer:

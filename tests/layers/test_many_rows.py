@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx import nn
+from mlx_lm.models.cache import KVCache
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from mlx_backend.layers.many_rows import (
@@ -95,8 +96,25 @@ def test_in_every_format_many_rows_have_the_outputs_that_they_have_quantised(
         assert many_rows.was_used
         assert found.dtype == expected.dtype
         assert mx.allclose(found, expected, atol=1e-5)
-        with many_rows.without_products():
-            assert layer(*given).shape == expected.shape
+
+
+@pytest.mark.parametrize("grown", [True, False])
+def test_of_a_run_for_its_caches_nothing_is_computed_once_all_have_grown(*, grown: bool) -> None:
+    old, new = KVCache(), KVCache()
+    state = mx.zeros((1, 1, 4, 8))
+    for layer in (*quantised_layers(FOUR_BITS), SwitchLinear(WIDTH, OUTPUTS, EXPERTS)):
+        given = inputs(layer, MIN_ROWS)
+        expected = layer(*given)
+        many_rows = prepare(layer)
+        assert many_rows is not None
+        with many_rows.filling([old, new]):
+            old.update_and_fetch(state, state)
+            if grown:
+                new.update_and_fetch(state, state)
+            found = layer(*given)
+        assert found.shape == expected.shape
+        assert mx.allclose(found, 0 * expected if grown else expected, atol=1e-5)
+        assert mx.allclose(layer(*given), expected, atol=1e-5)
 
 
 @pytest.mark.usefixtures("always_faster")
@@ -122,8 +140,6 @@ def test_the_rows_of_experts_that_are_not_quantised_are_grouped(*, bias: bool) -
     assert mx.allclose(layer(*given), expected, atol=1e-5)
     assert many_rows.was_used
     assert many_rows.max_pending_bytes == 0
-    with many_rows.without_products():
-        assert layer(*given).shape == expected.shape
 
 
 def test_a_few_rows_are_computed_as_they_were() -> None:

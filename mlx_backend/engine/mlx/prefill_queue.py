@@ -344,7 +344,9 @@ class PrefillQueue:
             spare.append(sum(padded_sizes(end - start)) - (end - start) if self.pads_chunks else 0)
             segments.append(job.sequence.segment(network, start, end, job.layers, spare[-1]))
         is_scored = chunks[0][0].sequence.needs_prompt_logprobs
-        with nullcontext() if is_scored else self._runtime.filling_caches():
+        many_rows = self._runtime.many_rows
+        caches = [layer for segment in segments for layer in segment.layers]
+        with nullcontext() if is_scored or many_rows is None else many_rows.filling(caches):
             logits = run_packed(network, segments)
         scores, row = [], 0
         for (job, end), count in zip(chunks, spare, strict=True) if is_scored else ():
@@ -353,7 +355,7 @@ class PrefillQueue:
         for (job, end), segment, count in zip(chunks, segments, spare, strict=True):
             rewind(segment.layers, count)
             self._advance(job, end)
-        return [*(layer.state for segment in segments for layer in segment.layers), *scores]
+        return [*(layer.state for layer in caches), *scores]
 
     def _advance(self, job: PrefillJob, end: int) -> None:
         """Note that a prompt is prefilled up to `end`, and store the checkpoints there.

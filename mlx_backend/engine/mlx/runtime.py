@@ -2,7 +2,7 @@
 
 Made on the engine thread, in steps of which each returns what the later ones need:
 
-    files ─▶ networks ─▶ faster layers ─▶ abilities ─▶ vision ─▶ costs ─▶ memory ─▶ prefix store
+    files ─▶ networks ─▶ abilities ─▶ vision ─▶ costs ─▶ faster layers ─▶ memory ─▶ prefix store
 
 Knows nothing of requests.
 """
@@ -10,13 +10,12 @@ Knows nothing of requests.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from mlx_backend.device.memory import format_bytes, room_for_weights, too_large
 from mlx_backend.device.mlx import is_gpu, prepares_for_lengths, set_precision, weight_bytes
@@ -37,13 +36,11 @@ from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineError
 from mlx_backend.layers.architecture import load_network
 from mlx_backend.layers.many_rows import use_many_rows_layers
-from mlx_backend.layers.unread_outputs import find_unread
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.folders import explain_load_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable
     from pathlib import Path
 
     from mlx_backend.device import Device
@@ -52,7 +49,6 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.chunk_cost import ChunkCost
     from mlx_backend.engine.mlx.collectives import MLXRanks
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
-    from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.loading import Networks
     from mlx_backend.engine.mlx.speculative import Drafter
     from mlx_backend.engine.mlx.vision.tower import Vision
@@ -64,10 +60,11 @@ log = logging.getLogger(__name__)
 PREFIX_CACHE_SHARE = 0.5
 """Share of the memory that the model leaves, for cached prefixes. One is in memory twice while its next turn runs."""
 WARM_UP_TOKENS = 8
-TRIED_TOKENS = 64
-"""Tokens that layers for many rows are tried with: enough that mlx-lm sorts the rows of a mixture by expert."""
-FEW_TOKENS = 2
-"""Tokens of a run where it does not matter which implementation layers use."""
+TRIED_TOKENS = 65
+"""Tokens that layers for many rows are tried with: enough that mlx-lm sorts the rows of a mixture by expert.
+
+No run before has this length, for which a network that is compiled would not call its layers again.
+"""
 MEASURED_SHARE = 1 / 8
 """Share of the room that a chunk may take whose memory is measured."""
 MIN_COMFORTABLE_TOKENS = 4096
@@ -79,8 +76,8 @@ class Runtime:
     """A loaded model. `vision` is None for one that cannot see images here.
 
     `many_rows` belongs to the layers with an implementation for many rows, if there are any; where its `kernels` are
-    compiled first, `use_many_rows` sets it later. `chunk_cost` is what a chunk of a prompt takes. `weight_bytes` are
-    those of this process's part, with adapters, draft model and vision.
+    compiled first, Tuning sets it later. `chunk_cost` is what a chunk of a prompt takes. `weight_bytes` are those of
+    this process's part, with adapters, draft model and vision.
     """
 
     options: EngineOptions
@@ -106,26 +103,6 @@ class Runtime:
                 draft.network, draft.num_tokens, can_pack=can_pack, pads=prepares_for_lengths()
             )
         return TextDrafter() if self.abilities.can_draft else None
-
-    def filling_caches(self) -> AbstractContextManager[None]:
-        """Return a context for runs whose logits are not read: layers that no cache depends on are left out."""
-        return nullcontext() if self.many_rows is None else self.many_rows.without_unread()
-
-    def use_many_rows(self, find: Callable[[Any, mx.Dtype], Dequantizer | None]) -> Iterator[None]:
-        """Replace layers by those with an implementation for many rows, in slices; `find` is for them.
-
-        They use it only in these slices, until it is known what it takes.
-        """
-        many_rows = _many_rows_layers(self.networks, find)
-        if many_rows is None or not _try_many_rows(many_rows, self.networks):
-            yield from self.warm_up.measure_memory(None, self.chunk_cost)
-            return
-        for measure in (self.warm_up.measure_memory, self.warm_up.measure_many_rows):
-            for _ in measure(many_rows, self.chunk_cost):
-                many_rows.is_enabled = False
-                yield
-                many_rows.is_enabled = True
-        self.many_rows = many_rows
 
 
 def load_runtime(
@@ -157,9 +134,6 @@ def load_runtime(
         if kernels is not None:
             cleanup.callback(kernels.close)
         try:
-            many_rows = _many_rows_layers(networks) if ranks is None and kernels is None else None
-            if many_rows is not None and not _try_many_rows(many_rows, networks):
-                many_rows = None
             cost = _first_run(networks)
             on_progress(0.97)
             abilities = try_networks(networks, ranks)
@@ -186,9 +160,10 @@ def load_runtime(
         reservation.set_weights(weights)
         warm_up = _warm_up(networks, ranks, int(reservation.room * MEASURED_SHARE))
         with device.lock:  # MLX counts the memory of all models together
-            # What MLX prepares for each length takes seconds with CUDA: Tuning measures the rest there.
-            is_tuned = ranks is None and warm_up.prepares
-            chunk_cost = warm_up.measure_first() if is_tuned else warm_up.measure(many_rows)
+            chunk_cost = warm_up.measure()
+            if kernels is None:  # else Tuning does the rest, once they are compiled
+                warm_up.measure_memory(chunk_cost)
+            many_rows = many_rows_layers(networks) if kernels is None and ranks is None else None
             if many_rows is not None:
                 for _ in warm_up.measure_many_rows(many_rows, chunk_cost):
                     pass
@@ -229,54 +204,30 @@ def _reserve_weights(reservation: MemoryReservation, has_own_limit: bool, name: 
     reservation.set_weights(total)
 
 
-def _many_rows_layers(
+def many_rows_layers(
     networks: Networks, find: Callable[[Any, mx.Dtype], Dequantizer | None] | None = None
 ) -> ManyRows | None:
-    """Replace the layers that have an implementation for many rows (layers/many_rows.py)."""
+    """Replace the layers that have an implementation for many rows (layers/many_rows.py), and try them.
+
+    Returns None if there are none that can be used. `find` returns what dequantises a layer.
+    """
     every = networks.every
-    return use_many_rows_layers(
-        every, coarsest_dtype(every[0]), dequantize=networks.options.dequantize, find=find
-    )
-
-
-def _try_many_rows(many_rows: ManyRows, networks: Networks) -> bool:
-    """Try such layers in the networks, and find those that chunks can leave out; return whether they can be used."""
-    answering = [
-        (network, partial(networks.fresh_layers, adapter)) for adapter, network in networks.by_adapter.items()
-    ]
+    dtype = coarsest_dtype(every[0])
+    many_rows = use_many_rows_layers(every, dtype, dequantize=networks.options.dequantize, find=find)
+    if many_rows is None:
+        return None
     tokens = mx.zeros((1, TRIED_TOKENS), mx.uint32)
     try:
         with many_rows.always():
-            for network, make_caches in answering:
-                layers = make_caches()
-                run_first(network, tokens, layers, networks.options)
-                mx.eval(_contents(layers))
+            for adapter, network in networks.by_adapter.items():
+                mx.eval(network(tokens, cache=networks.fresh_layers(adapter)))
             if (draft := networks.draft) is not None:
-                mx.eval(_filled(draft.network, partial(draft_layers, draft.network), tokens))
+                mx.eval(draft.network(tokens, cache=draft_layers(draft.network)))
     except Exception as error:  # such as a network that is compiled, and cannot wait for its layers
         log.warning("Weights are not dequantised for long prompts, and rows not grouped by expert: %r", error)
         many_rows.is_enabled = False
-        return False
-    for each in answering:
-        try:
-            number = find_unread(many_rows, partial(_filled, *each, tokens[:, :FEW_TOKENS]))
-        except Exception as error:
-            log.debug("Every layer is computed in every chunk of a prompt: %r", error)
-        else:
-            log.debug("%d layers are left out of chunks that do not end a prompt.", number)
-    return True
-
-
-def _filled(network: Any, make_caches: Callable[[], LayerCaches], tokens: mx.array) -> list[mx.array]:
-    """Run a network on tokens, and return what its caches hold then."""
-    layers = make_caches()
-    network(tokens, cache=layers)
-    return _contents(layers)
-
-
-def _contents(layers: LayerCaches) -> list[mx.array]:
-    values = (value for _, value in tree_flatten([layer.state for layer in layers]))
-    return [value for value in values if isinstance(value, mx.array)]
+        return None
+    return many_rows
 
 
 def _first_run(networks: Networks) -> CacheCost:

@@ -25,6 +25,7 @@ from mlx_backend.device.mlx import is_gpu, prepares_for_lengths
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.batch import Batch
 from mlx_backend.engine.mlx.draft_pacer import DraftPacer
+from mlx_backend.engine.mlx.runtime import many_rows_layers
 from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Tuning:
         self._doing = ""
         if self._kernels is not None:
             self._doing = "Kernels for long prompts are being compiled ({}); until then slower ones serve."
-        elif self._warms_up or batch.runtime.warm_up.prepares:
+        elif self._warms_up:
             self._doing = WARMING_UP
 
     @property
@@ -128,12 +129,18 @@ class Tuning:
                 yield False
             kernels.close()
             self._doing = "Long prompts are being measured."
-            for _ in runtime.use_many_rows(kernels.find):
-                yield True
+            runtime.warm_up.measure_memory(
+                runtime.chunk_cost
+            )  # without dequantised weights, which are added to it
+            yield True
+            many_rows = many_rows_layers(runtime.networks, kernels.find)
+            if many_rows is not None:
+                for _ in runtime.warm_up.measure_many_rows(many_rows, runtime.chunk_cost):
+                    many_rows.is_enabled = False  # until it is known what it takes
+                    yield True
+                    many_rows.is_enabled = True
+                runtime.many_rows = many_rows
             self._batch.prefill_queue.pacer.rate = runtime.chunk_cost.rate
-        elif runtime.warm_up.prepares:
-            for _ in runtime.warm_up.measure_memory(runtime.many_rows, runtime.chunk_cost):
-                yield True
         if self._warms_up:
             seconds = runtime.options.warm_up_seconds
             self._doing = WARMING_UP

@@ -8,7 +8,6 @@ lengths had been run; in later processes for 0.25.
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +41,6 @@ MAX_MEASURED_SECONDS = 0.25
 """Time of a chunk of many rows, beyond which no longer one is measured."""
 MIN_DIFFERENCE = 0.001
 """Seconds that a longer chunk takes more than a shorter one, at least: it is never faster."""
-MEASUREMENTS = 3
-"""Number of measurements of memory where they are fast: what a CPU frees late hides some of it."""
 GROWTH = 3.0
 """How many times as long as one length the next may take."""
 MAX_RUN_SECONDS = 0.3
@@ -100,51 +97,35 @@ class WarmUp:
                 perf_counter() - started,
             )
 
-    def measure_first(self) -> ChunkCost:
+    def measure(self) -> ChunkCost:
         """Run two chunks, and return what they took."""
         size = self._measured_tokens
         seconds, first, second = self._two_chunks(size)
         return ChunkCost((size + RUN_OVERHEAD) / seconds, WorkingMemory.from_two(size, first, second))
 
-    def measure(self, many_rows: ManyRows | None = None) -> ChunkCost:
-        """Run a few chunks, and return what they took. The parameter is that of `measure_memory`."""
-        cost = self.measure_first()
-        if many_rows is not None or self.prepares:
-            for _ in self.measure_memory(many_rows, cost):
-                pass
-        return cost
-
-    def measure_memory(self, many_rows: ManyRows | None, cost: ChunkCost) -> Iterator[None]:
-        """Measure the memory of chunks more exactly, and note it in `cost`.
-
-        With `many_rows`, of layers that have an implementation for many rows, their products take no memory here:
-        dequantised weights would hide that of the rest, and `measure_many_rows` adds it.
-        """
-        size = self._measured_tokens
+    def measure_memory(self, cost: ChunkCost) -> None:
+        """Measure the memory of chunks on an NVIDIA GPU more exactly, and note it in `cost`."""
         if self.prepares:
             fitting = (each for each in MEMORY_TOKENS if 2 * each <= self._max_tokens)
-            size = next((each for each in fitting if cost.memory(each, 2 * each) <= self._room), size)
-        taken = []
-        for _ in range(1 if many_rows is None else MEASUREMENTS):
-            with nullcontext() if many_rows is None else many_rows.without_products():
-                taken.append(self._two_chunks(size)[1:])
-            yield
-        cost.memory = WorkingMemory.from_two(size, *max(taken, key=lambda each: each[1] - each[0]))
+            size = next((each for each in fitting if cost.memory(each, 2 * each) <= self._room), None)
+            if size is not None:
+                cost.memory = WorkingMemory.from_two(size, *self._two_chunks(size)[1:])
 
     def measure_many_rows(self, many_rows: ManyRows, cost: ChunkCost) -> Iterator[None]:
         """Measure chunks in which layers use their implementation for many rows, and note in `cost` what they take."""
-        sizes = self._many_rows_sizes(many_rows)
         seconds: dict[int, float] = {}
-        for size in sizes:
+        for size in (each for each in PADDED_SIZES if each <= self._max_tokens):
             if self.prepares:
                 self._run([size])
                 yield
-            with many_rows.without_unread():  # as chunks are run
-                [(seconds[size], _)] = self._run([size])
+            many_rows.was_used = False
+            [(taken, _)] = self._run([size])
             yield
-            if seconds[size] > MAX_MEASURED_SECONDS:
-                break
-        if not sizes:
+            if many_rows.was_used:
+                seconds[size] = taken
+                if taken > MAX_MEASURED_SECONDS:
+                    break
+        if not seconds:
             return
         shortest, longest = min(seconds), max(seconds)
         with many_rows.always():
@@ -162,20 +143,6 @@ class WarmUp:
             self._run([size] * 2)
         (_, first), (seconds, second) = self._run([size] * 2)
         return self._agree(seconds), self._agree(first), self._agree(second)
-
-    def _many_rows_sizes(self, many_rows: ManyRows) -> list[int]:
-        """Return the sizes of chunks in which layers use their implementation for many rows, ascending."""
-        sizes = [size for size in PADDED_SIZES if size <= self._max_tokens]
-        while sizes and not self._has_many_rows(many_rows, sizes[0]):
-            del sizes[0]
-        return sizes
-
-    def _has_many_rows(self, many_rows: ManyRows, tokens: int) -> bool:
-        """Whether any layer uses its implementation for many rows in a chunk of `tokens`."""
-        many_rows.was_used = False
-        with many_rows.without_products():
-            self._run([tokens])
-        return many_rows.was_used
 
     def _run(self, sizes: Sequence[int]) -> list[tuple[float, int]]:
         """Run consecutive chunks; return the seconds and working bytes of each."""
