@@ -385,6 +385,7 @@ class MLXBatch:
             self.runtime.networks.by_adapter[sequence.adapter],
             adapter=sequence.adapter,
             can_pack=self.runtime.abilities.can_pack,
+            packs_replies=self.runtime.abilities.packs_replies,
             drafting=Drafting(self.draft_pacer) if sequence.drafter is not None else None,
             agree=self._ranks.broadcast if self._ranks is not None else None,
         )
@@ -401,7 +402,11 @@ class MLXBatch:
     def _emit_sampled(self, *, before: int) -> Iterator[tuple[int, Outcome]]:
         """Emit the tokens sampled last before they are fed, of replies of fewer tokens than that."""
         for decoder in list(self._decoders):
-            if generated := decoder.emit_sampled(before):
+            try:
+                generated = decoder.emit_sampled(before)
+            except Exception as error:
+                yield from self._resume_alone(decoder, error)
+            else:
                 yield from self._deliver(decoder, generated)
 
     def _deliver(
@@ -456,10 +461,11 @@ class MLXBatch:
     ) -> list[tuple[int, Outcome]]:
         """Resume the replies of a decoder whose caches are lost, each by itself from now on; one that was fails.
 
-        Returns the outcome of that. Raises the error if the device failed, or other processes may have lost nothing.
+        Returns the outcome of that. Raises the error if the device failed in what had gone well before, or other
+        processes may have lost nothing.
         """
         cause = (error.__cause__ or error) if isinstance(error, ForwardError) else error
-        if self._ranks is not None or is_device_failure(cause):
+        if self._ranks is not None or (is_device_failure(cause) and not decoder.is_untried):
             raise cause
         lost = [sequence for sequence in decoder.drop() if sequence not in leaving]
         self._drop_empty_decoders()

@@ -291,7 +291,8 @@ class Abilities:
     """What a model's networks can do, as far as their caches and trials tell.
 
     `can_rewind` says whether the caches can take back all tokens of a step but the first, and `can_pack` whether
-    prompts and replies can run together without padding (packed_forward.py). `unbatched` says why replies cannot be
+    prompts and replies can run together without padding (packed_forward.py); with `packs_replies` replies are run so
+    without prompts, too. `unbatched` says why replies cannot be
     decoded together; it is empty if they can. `can_draft` says whether replies can get drafts, and `can_pack_drafts`
     whether the draft model drafts for several at once. With `replays_drafts` the right tokens before a wrong draft
     have to run again (rewinding.py).
@@ -299,6 +300,7 @@ class Abilities:
 
     can_rewind: bool
     can_pack: bool
+    packs_replies: bool
     unbatched: str
     can_draft: bool
     can_pack_drafts: bool
@@ -324,6 +326,7 @@ def try_networks(networks: Networks, ranks: MLXRanks | None) -> Abilities:
         if not is_pipeline
     ]
     can_pack, unbatched = _try_together(trials, layers, networks.options)
+    packs_replies = can_pack and (prepares_for_lengths() or ranks is not None or bool(_why_not_rows(trials)))
     can_draft = _try_drafts(trials, layers, networks)
     if ranks is not None:
         everyone = ranks.all_gather([can_pack, unbatched, can_draft])
@@ -333,6 +336,7 @@ def try_networks(networks: Networks, ranks: MLXRanks | None) -> Abilities:
     return Abilities(
         can_rewind=all(map(can_rewind, layers)),
         can_pack=can_pack,
+        packs_replies=packs_replies and can_pack,
         unbatched=unbatched,
         can_draft=can_draft,
         can_pack_drafts=can_pack and _can_pack_drafts(networks.draft),
@@ -359,12 +363,17 @@ def _try_together(
             log.debug("Prompts and replies cannot be packed: %s.", error)
         else:
             return True, ""
+    return False, _why_not_rows(trials)
+
+
+def _why_not_rows(trials: Sequence[BatchTrial]) -> str:
+    """Try batches; return why replies cannot be rows of one, empty if they can."""
     try:
         for trial in trials:
             trial.try_batching()
     except BatchTrialError as error:
-        return False, str(error)
-    return False, ""
+        return str(error)
+    return ""
 
 
 def _try_drafts(trials: Sequence[BatchTrial], layers: LayerCaches, networks: Networks) -> bool:

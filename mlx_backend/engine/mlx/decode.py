@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 class Decoder:
     """The sequences of one network, that of `adapter`.
 
-    `can_pack` says whether the network can be run packed. `agree` replaces the sampled tokens by those that all
+    `can_pack` says whether the network can be run packed, `packs_replies` whether replies are that could run as the
+    rows of a batch. `agree` replaces the sampled tokens by those that all
     processes that share the model use.
     """
 
@@ -59,6 +60,7 @@ class Decoder:
         *,
         adapter: str = "",
         can_pack: bool = False,
+        packs_replies: bool = False,
         drafting: Drafting | None = None,
         agree: Callable[[mx.array], mx.array] | None = None,
     ) -> None:
@@ -66,11 +68,19 @@ class Decoder:
         self.adapter = adapter
         self._network = network
         self._can_pack = can_pack
+        self._packs_replies = packs_replies
         self._drafting = drafting
         self._agree = agree
         self._caches = self._make_caches()
         self._next: mx.array | None = None  # the token sampled last for each sequence, being computed
         self._was_drafting = False  # in the last step that could: rows have caches of their own then
+        self._tried: Sequence[DecodingSequence] = ()
+        """The sequences for which a token was last waited for, so that a step of just these is known to go well."""
+
+    @property
+    def is_untried(self) -> bool:
+        """Whether it is not known yet that these sequences can be run together."""
+        return len(self.sequences) > 1 and self._tried != self.sequences
 
     def admit(self, prefilled: Sequence[PrefilledSequence]) -> None:
         """Admit sequences in a run of their own. After a ForwardError the others are as they were."""
@@ -87,6 +97,7 @@ class Decoder:
         if self._next is None or not any(pending):
             return []
         rows = zip(self.sequences, as_ints(self._next), pending, strict=True)
+        self._tried = self.sequences
         return [sequence.emit(token, sequence.logprobs) for sequence, token, is_due in rows if is_due]
 
     def drop(self) -> list[DecodingSequence]:
@@ -180,11 +191,11 @@ class Decoder:
         if prefilled:
             return self._run_with_prompts(sequences, prefilled)
         segments, [first, *_] = self._reply_segments(), self.sequences
-        if self._can_pack or not self._caches.is_merged:
-            logits = self._caches.by_row(run_packed(self._network, segments, restore=False))
+        if self._caches.is_merged and len(segments) == 1 and not self._packs_replies:
+            logits = run_rows(self._network, segments[0])
         else:
-            [replies] = segments
-            logits = run_rows(self._network, replies)
+            logits = run_packed(self._network, segments, restore=False)
+        logits = self._caches.by_row(logits)
         if first.num_to_replay:  # only a sequence that is alone has any
             logits = logits[-1:]
             first.num_to_replay = 0
@@ -227,6 +238,7 @@ class Decoder:
     def _advance_constraints(self, fed: mx.array | None) -> list[int]:
         """Wait for the tokens that are fed, advance the sequences' constraints by them, and return them."""
         tokens = as_ints(fed) if fed is not None else []
+        self._tried = self.sequences
         for sequence, token in zip(self.sequences, tokens, strict=True):
             if sequence.sampler.constraint is not None:
                 sequence.advance_constraint(token)

@@ -282,6 +282,33 @@ def test_a_reply_that_cannot_be_run_from_some_length_on_fails_at_most_alone(
     assert "Their prompts are prefilled again" in caplog.text
 
 
+class NotTwo(WrappedNetwork):
+    """Runs no batch of exactly two rows, after changing its caches."""
+
+    def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+        is_packed = isinstance(cache[0], PackedLayer)
+        rows = max(rows for rows, _ in cache[0].shapes) if is_packed else inputs.shape[0]
+        logits: mx.array = self._network(inputs, cache=cache)
+        if rows == 2:
+            raise RuntimeError("[malloc] Unable to allocate 99 bytes")
+        return logits
+
+
+@pytest.mark.parametrize("packing", [True, False], ids=["packed", "rows"])
+def test_a_device_that_fails_in_the_first_step_of_several_replies_together_fails_nobody(
+    model: Path, packing: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of three, one leaves."""
+    asked = [request([20 + at] * 9, count=12 + 9 * at) for at in range(3)]
+    with loaded_batch(model, packing=packing) as batch:
+        expected = [generate(batch, [each])[0].tokens for each in asked]
+        networks = batch.runtime.networks.by_adapter
+        networks[""] = NotTwo(networks[""])
+        assert [each.tokens for each in generate(batch, asked)] == expected
+    assert "The caches of 2 replies were lost in decoding" in caplog.text
+    assert "RuntimeError('[malloc]" in caplog.text
+
+
 def test_caches_that_cannot_be_rewound_to_a_checkpoint_are_not_stored_and_fail_nobody(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
