@@ -190,7 +190,7 @@ def _check(library: str) -> None:
     """Have a library tried. Raises _RefusedError."""
     if not sys.executable:
         raise _RefusedError("it cannot be tested: the path of the Python interpreter is unknown")
-    command = [sys.executable, "-I", "-S", str(_CHECK), library]
+    command = [sys.executable, "-I", str(_CHECK), library]
     done = _run(command, "its test did not end")
     if done.returncode < 0:
         raise _RefusedError(f"it crashed ({Signals(-done.returncode).name})")
