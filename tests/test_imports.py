@@ -108,7 +108,7 @@ FLOORS = [
     ["mlx_backend.settings"],
     ["mlx_backend.declaration"],
     ["mlx_backend.images"],
-    ["mlx_backend.child_process", "mlx_backend.installation"],
+    ["mlx_backend.child_process", "mlx_backend.foreign_calls", "mlx_backend.installation"],
     ["dify_mlx_provider.packaging"],  # in no package that is installed
     ["dify_mlx_provider.provider", "dify_mlx_provider.models", "dify_mlx_provider.__main__"],
     ["dify_mlx_provider.chat", "dify_mlx_provider.knowledge", "dify_mlx_provider.settings"],

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from mlx_backend.embedding.base import EncodedText
 from mlx_backend.errors import EngineError, EngineRefused
+from mlx_backend.foreign_calls import run_here
 from mlx_backend.models.files import read_json_or_empty
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class TextEncoder:
 
     def _encode_one(self, text: str, special: bool) -> Encoding:
         # The batch call releases the GIL during a long text; the single one does not.
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0]
+        return run_here(lambda: self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0])
 
     def _spells_special_token(self, encoding: Encoding) -> bool:
         """Whether a special token other than "unknown" came from the text itself."""

@@ -677,8 +677,11 @@ class _Workers:
                 return
             try:
                 channel.service()
-            except Exception:
+            except (
+                BaseException
+            ):  # whatever it is, the thread is needed and the client does not wait for ever
                 log.exception("A request could not be answered")
+                channel.server.trigger.pull_trigger(channel.handle_close)
             del channel  # it would stay until the next
 
 

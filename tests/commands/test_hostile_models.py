@@ -87,6 +87,15 @@ def with_vocabulary(folder: Path, count: int) -> None:
     file.write_text(json.dumps(tokenizer))
 
 
+def with_pattern(folder: Path, pattern: str) -> None:
+    """Have the tokenizer look for a pattern before it does anything else."""
+    file = put(folder) / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    tokenizer["pre_tokenizer"]["pretokenizers"].insert(0, split)
+    file.write_text(json.dumps(tokenizer))
+
+
 def with_table(folder: Path, size: int) -> None:
     file = put(folder) / "model.safetensors"
     file.write_bytes(size.to_bytes(8, "little"))
@@ -144,6 +153,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("models")
     put(folder / "good")
     put(folder / "word", WITH_A_WORD)
+    with_pattern(folder / "repetitions", "(a+)+b")
     for name, (make, _) in FOLDERS.items():
         make(folder / name)
     (folder / "ring").symlink_to("ring")
@@ -177,6 +187,16 @@ def test_among_others_it_is_refused_while_health_is_answered(server: ServerProce
     status, answer = answers[0]
     assert status >= 400
     assert SENTENCE in answer["error"]["message"]
+
+
+def test_a_text_that_the_tokenizers_pattern_gives_up_at_is_refused_and_the_others_are_served(
+    server: ServerProcess,
+) -> None:
+    for text in ("a" * 40, "a" * 4000):
+        status, answer = chat(server, "repetitions", text)
+        assert status == 400
+        assert "tokenizer cannot read this text: Onig" in answer["error"]["message"]
+    assert chat(server, "repetitions")[0] == 200
 
 
 def test_one_that_explodes_with_a_word_refuses_that_conversation_and_the_others_are_served(

@@ -36,6 +36,7 @@ from mlx_backend.byte_cache import ByteCache
 from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.engine.mlx.mlx_lm_patches import python_template, wrapped_tokenizer
 from mlx_backend.errors import EngineError, EngineRefused, RequestError
+from mlx_backend.foreign_calls import ForeignCalls, run_here
 from mlx_backend.models import files as model_files
 from mlx_backend.models import templates
 from mlx_backend.models.templates import TemplateOverrun, stand_in
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 MIN_LENGTH = 4096
 """Characters of a text from which on it is remembered."""
+MIN_LEFT_LENGTH = 1024
+"""Characters of a text from which on a request may end before it is tokenised."""
 MAX_TEXTS = 32
 """Number of texts that are remembered. Each is compared with every new one."""
 _INT = "I"
@@ -252,6 +255,7 @@ class MLXTokenizer:
         if isinstance(template, dict):
             template = template.get("default")
         self._wrapper = wrapper
+        self._calls = ForeignCalls()
         # Some models have a Python function of mlx-lm's in place of a Jinja template, others a tokenizer of their own.
         self._own_renderer = python_template(wrapper) if template is None else None
         self._is_function = self._own_renderer is not None
@@ -379,7 +383,9 @@ class MLXTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, special tokens included."""
         # As with encoding: the batch call releases the interpreter lock.
-        texts: list[str] = self._with_control.decode_batch([list(tokens)], skip_special_tokens=False)
+        texts: list[str] = run_here(
+            lambda: self._with_control.decode_batch([list(tokens)], skip_special_tokens=False)
+        )
         return texts[0]
 
     def bytes_of(self, token: int) -> bytes:
@@ -392,9 +398,12 @@ class MLXTokenizer:
         return self._detokenizer()
 
     def _ids(self, backend: Backend, text: str) -> list[int]:
-        # The batch call releases the interpreter lock during a long text; the single one does not.
-        ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return ids
+        def encoded() -> list[int]:
+            # The batch call releases the interpreter lock during a long text; the single one does not.
+            ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return ids
+
+        return self._calls.run(encoded) if len(text) >= MIN_LEFT_LENGTH else run_here(encoded)
 
     def _spell_out(self, token: int) -> list[int]:
         """Tokenise a control token's marker as text, for vocabularies that list the marker among their words too."""
