@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.request import UNLIMITED, ChatRequest, CompletionRequest
@@ -19,7 +19,7 @@ from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED, RequestError, overflow_s
 from mlx_backend.preparation import current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from mlx_backend.chat.request import ReplyRequest
     from mlx_backend.conversation.effort_sources import Resolution
@@ -35,17 +35,28 @@ class ReplyLimits:
 
     def check(self, request: ChatRequest) -> None:
         """Raise the RequestError for a request of more messages or tools than the server takes."""
-        for name, items, limit in (
-            ("messages", request.messages, self.settings.max_messages),
-            ("tools", request.tools, self.settings.max_tools),
-        ):
-            if len(items) > limit:
-                raise RequestError(
-                    f"The request has {len(items)} {name}; this server takes at most {limit} (--max-{name}).",
-                    name,
-                    f"too_many_{name}",
-                    numbers={f"max_{name}": limit},
-                )
+        self._check_count("messages", len(request.messages), self.settings.max_messages)
+        self._check_count("tools", len(request.tools), self.settings.max_tools)
+
+    @staticmethod
+    def _check_count(name: str, count: int, limit: int) -> None:
+        if count > limit:
+            raise RequestError(
+                f"The request has {count} {name}; this server takes at most {limit} (--max-{name}).",
+                name,
+                f"too_many_{name}",
+                numbers={f"max_{name}": limit},
+            )
+
+    def check_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Raise the RequestError for more messages than the server takes, or than the context has tokens.
+
+        Each call counts as one: for many templates it is, and some compare each message with all that follow.
+        """
+        count = sum(max(1, len(message.get("tool_calls") or ())) for message in messages)
+        if not self.has_room_after(count):
+            raise self._too_many_messages(count)
+        self._check_count("messages", count, self.settings.max_messages)
 
     def check_choices(self, n: int, prompts: int = 1) -> None:
         """Raise the RequestError for a request of more replies than the server gives, or than its queue holds."""
@@ -80,7 +91,7 @@ class ReplyLimits:
             return 1
         return min(request.max_tokens or MAX_RESERVED, self.context_length // 4, MAX_RESERVED)
 
-    def too_many_messages(self, messages: int) -> RequestError:
+    def _too_many_messages(self, messages: int) -> RequestError:
         """Make the error for more messages than the context has tokens."""
         text = (
             f"The request has {messages} messages; the context holds {self.context_length} tokens for all of them. "

@@ -201,8 +201,7 @@ class Service:
     def _start(self, request: ChatRequest, client: QueueClient, n: int) -> ReplyStart:
         conversation = self._prompts.conversation(request)
         # Before rendering: what cannot be met is refused at once.
-        if not self._limits.has_room_after(count := len(conversation.messages)):
-            raise self._limits.too_many_messages(count)
+        self._limits.check_messages(conversation.messages)
         names = self._prompts.tool_names(request)
         renamed = _with_names(request, names)
         grammar = self._constraints.grammar(renamed)

@@ -460,7 +460,9 @@ def test_what_is_wrong_is_refused_by_its_place(client: Client, fields: dict[str,
 
 def test_a_limit_on_messages_names_the_field_that_they_come_from(engine: ScriptedEngine) -> None:
     item = {"role": "user", "content": "hello"}
-    assert refused(client_of(engine, max_messages=2), [item] * 3)["param"] == "input"
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    for items in ([item] * 3, [item, call, call]):
+        assert refused(client_of(engine, max_messages=2), items)["param"] == "input"
 
 
 def test_a_value_that_was_not_stored_for_this_client_is_not_found(client: Client) -> None:
