@@ -7,7 +7,7 @@ What Dify's SDK loads, and where a call of Dify goes from there:
                            do?), parameters (the panel), coercion (values written for another model)
     chat/                  invocation (one call), messages, content_parts, dify_requests (those Dify makes by itself),
                            long_chats (leaves out old turns), answer_limits; back: stream_reader (chunks to events),
-                           leaked_markup, tool_calls, stop_words, react_agent, think_block, abandoned_answers
+                           leaked_markup, tool_calls, react_agent, think_block, abandoned_answers
     knowledge.py           vectors and rankings
     servers/               which server answers: discovery, probe, base; a file a kind: mlx_backend, mlx_lm, mlx_vlm,
                            rapid_mlx, lm_studio, llama_cpp, ollama, vllm; requests and token_count to any of them;

@@ -14,12 +14,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.chat.leaked_markup import LeakedMarkupParser
-from dify_mlx_provider.chat.stop_words import StopWords
 from dify_mlx_provider.chat.tool_calls import ServerToolCall, ToolCallAssembler
 from dify_mlx_provider.upstream.errors import Unavailable
 from dify_mlx_provider.upstream.sse import SurrogateJoiner
-from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta
+from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta, StreamEnd
 from mlx_backend.conversation.message_parts import DELTA_FIELDS, PART_TYPES
+from mlx_backend.conversation.stop_strings import StopFilter
 
 if TYPE_CHECKING:
     from dify_mlx_provider.chat.think_block import ThinkBlockWriter
@@ -65,7 +65,7 @@ class StreamReader:
         calls_in_logprobs: bool = False,
     ) -> None:
         self.result = StreamResult()
-        self._stop = StopWords(stop)
+        self._stop = StopFilter(stop)
         self._tokens: list[bytes] | None = [] if calls_in_logprobs and tools else None
         self._sent_reasoning: list[str] = []
         self._calls = ToolCallAssembler(tools)
@@ -90,7 +90,7 @@ class StreamReader:
     @property
     def has_stopped(self) -> bool:
         """Whether a stop word came: no more of the answer is needed."""
-        return self._stop.reached
+        return bool(self._stop.found)
 
     def feed(self, chunk: Mapping[str, Any]) -> list[Event]:
         """Return the events of one chunk."""
@@ -115,13 +115,13 @@ class StreamReader:
                 events += self._delta(delta, is_cut=reason == "length")
             if self._tokens is not None:
                 self._tokens += _named_tokens(choice.get("logprobs"))
-        return self._stop.cut(_merge_runs(events))
+        return self._stop.feed(_merge_runs(events))
 
     def close(self) -> list[Event]:
         """Return the last events, and complete the result."""
         cut = self.result.finish_reason == "length"
         events = [*self._reasoning.close(cut=cut), *self._content.close(cut=cut)]
-        events = self._stop.cut(events, is_end=True)
+        *events, _ = self._stop.feed([*events, StreamEnd("stop")])
         self.result.calls = self._calls.finish(cut=cut)
         if self._tokens and not (self.result.calls or cut or self._has_answer):
             self.result.calls = self._lost_calls(self._tokens)

@@ -1,13 +1,12 @@
 """A reply in progress: engine items in, events out, up to one StreamEnd.
 
     engine items ─parser─▶ events ─StopFilter─▶ the events a client gets
-                     ├─ UsageMeter        what they cost
+                     ├─ Usage             what they cost
                      ├─ LogprobsAligner   log probabilities, held until the text that they belong to is shown
                      └─ FinishedReply     the whole of it, for `on_finished`
 
-A `Reply` is an iterator of events that cancels its generation when it is closed. A delta may end in the middle of a
-stop string, so the longest suffix that may still become one is held back, and nothing more. Knows no prompts, no wire
-format and no HTTP.
+A `Reply` is an iterator of events that cancels its generation when it is closed. Knows no
+prompts, no wire format and no HTTP.
 """
 
 from __future__ import annotations
@@ -15,32 +14,31 @@ from __future__ import annotations
 import uuid
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mlx_backend.chat.repetition import RepetitionGuard
 from mlx_backend.chat.superseded import CONTENT, REASONING
 from mlx_backend.constraints.reasoning_count import ReasoningCount
 from mlx_backend.conversation.events import (
-    Channel,
     ContentDelta,
     Event,
     ReasoningDelta,
     StreamEnd,
-    ToolCallDelta,
     ToolCallEnd,
-    ToolCallStart,
 )
 from mlx_backend.conversation.message_parts import REASONING_CONTENT
 from mlx_backend.conversation.parser import fold
+from mlx_backend.conversation.stop_strings import StopFilter
 from mlx_backend.engine.base import Finished, Progress, PromptLogprobs, TokenDelta
 from mlx_backend.errors import ReplySuperseded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Generator, Mapping, Sequence
 
     from mlx_backend.chat.recent_prompts import PromptMatch
     from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.conversation.events import EndedBy, FinishReason, Message
+    from mlx_backend.conversation.parser import ChannelParser
     from mlx_backend.conversation.running_replies import RunningReply
     from mlx_backend.conversation.tool_names import ToolNames
     from mlx_backend.engine.base import GenerationTimes, Logprobs, Queued
@@ -133,140 +131,17 @@ class Usage:
         match = self.match
         return match.broken_by if match is not None and self.cached_tokens <= match.tokens else ""
 
-
-class UsageMeter:
-    """Keeps the `usage` of one reply up to date. Reasoning is counted as its budget counts it."""
-
-    def __init__(self, prompt_tokens: int, special_tokens: Container[int], *, image_tokens: int = 0) -> None:
-        self.usage = Usage(prompt_tokens, image_tokens)
-        self._reasoning = ReasoningCount(special_tokens)
-
-    def note_progress(self, progress: Progress) -> None:
-        """Note what prefill found in the cache."""
-        self.usage.cached_tokens = progress.cached
-
-    def count(
-        self, delta: TokenDelta, events: Sequence[Event], *, was_reasoning: bool, is_reasoning: bool
-    ) -> None:
-        """Count one token and the events it caused; the flags are the parser's, before and after it."""
-        self.usage.completion_tokens += 1
-        self._reasoning.add(
-            delta.token, delta.text, events, was_reasoning=was_reasoning, is_reasoning=is_reasoning
-        )
-        self.usage.reasoning_tokens = self._reasoning.counted
-
-    def finish(self, finished: Finished, *, is_reasoning: bool) -> None:
-        """Take the engine's last figures, and count a character that the end has cut."""
-        usage = self.usage
-        usage.cached_tokens = finished.cached_tokens
-        usage.queue_seconds = finished.queue_seconds
-        usage.prefill_seconds = finished.prefill_seconds
-        usage.decode_seconds = finished.decode_seconds
-        usage.drafted_tokens = finished.drafted_tokens
-        usage.accepted_tokens = finished.accepted_tokens
-        self._reasoning.close(is_reasoning=is_reasoning)
-        usage.reasoning_tokens = self._reasoning.counted
-
     def take_times(self, times: GenerationTimes) -> None:
         """Take the times of a generation that the engine did not finish: it was cut short, cancelled or failed."""
-        self.usage.queue_seconds = times.queue
-        self.usage.prefill_seconds = times.prefill
-        self.usage.decode_seconds = times.decode
-
-
-class StopStrings:
-    """`feed` text and get the text that is safe to show; `found` is the stop string that ended it."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
-        self._held = ""
-        self.found: str | None = None
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string was found."""
-        return self.found is not None
-
-    def feed(self, text: str) -> str:
-        """Return what can be shown now: nothing, once a stop string was found."""
-        if self.stopped or not self._stops:
-            return "" if self.stopped else text
-        text = self._held + text
-        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            at, self.found = min(found)
-            self._held = ""
-            return text[:at]
-        held = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
-
-    def close(self) -> str:
-        """Return what was held back: the text ended before it became a stop string."""
-        held, self._held = self._held, ""
-        return held
-
-
-class StopFilter:
-    """Applies stop strings to the answer of one reply and to nothing else.
-
-    After a stop string there is no more content and no new tool call. Reasoning and the end still pass.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._text = StopStrings(stops)
-        self._open_calls: set[int] = set()
-
-    @property
-    def found(self) -> str | None:
-        """The stop string that ended the answer."""
-        return self._text.found
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string was found."""
-        return self._text.stopped
-
-    def feed(self, events: Iterable[Event]) -> list[Event]:
-        """Return the events to be shown. The end of a tool call that was cut off is not."""
-        shown: list[Event] = []
-        for event in events:
-            match event:
-                case ContentDelta(text, Channel.FINAL):
-                    if safe := self._text.feed(text):
-                        shown.append(event if safe == text else ContentDelta(safe))
-                case ContentDelta():
-                    if not self.stopped:
-                        shown.append(event)
-                case ReasoningDelta():
-                    shown.append(event)
-                case ToolCallStart(index):
-                    if not self.stopped:
-                        self._open_calls.add(index)
-                        shown.append(event)
-                case ToolCallDelta(index):
-                    if index in self._open_calls:
-                        shown.append(event)
-                case ToolCallEnd(index, complete):
-                    if complete and index in self._open_calls:
-                        shown.append(event)
-                case StreamEnd():
-                    if held := self._text.close():
-                        shown.append(ContentDelta(held))
-                    shown.append(event)
-        return shown
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
-    for size in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
+        self.queue_seconds, self.prefill_seconds, self.decode_seconds = (
+            times.queue,
+            times.prefill,
+            times.decode,
+        )
 
 
 class RawText:
-    """The `Parser` that parses nothing, for completions and raw replies: all text is content, markers included.
+    """Parses nothing, for completions and raw replies: all text is content, markers included.
 
     With `special_tokens` the end token is left out, as a plain completion expects: a control token is shown
     only once something follows it. Without them everything is shown.
@@ -294,27 +169,8 @@ class RawText:
 
 type ReplyEvent = Event | ContentLogprobs | EchoedPrompt | PromptLogprobs
 
-
-class Parser(Protocol):
-    """Turns a model's text into events: `ChannelParser` for a conversation, `RawText` for a plain completion."""
-
-    @property
-    def ended(self) -> bool:
-        """Nothing after this belongs to the reply."""
-        ...
-
-    @property
-    def is_reasoning(self) -> bool:
-        """Text that came next would be reasoning."""
-        ...
-
-    def feed(self, text: str, token: int | None = None) -> list[Event]:
-        """Parse more text."""
-        ...
-
-    def close(self, ended_by: EndedBy = "stop") -> list[Event]:
-        """Parse the end; the last event is a StreamEnd."""
-        ...
+type Parser = ChannelParser | RawText
+"""Turns a model's text into events, of a conversation or of a plain completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,8 +256,9 @@ class Reply:
         self._generation = generation
         self._setup = setup
         self._parser = setup.parser
-        self._meter = UsageMeter(setup.prompt_tokens, setup.special_tokens, image_tokens=setup.image_tokens)
-        self.usage.match = setup.match
+        self.usage = Usage(setup.prompt_tokens, setup.image_tokens, match=setup.match)
+        """What the reply has cost so far."""
+        self._reasoning = ReasoningCount(setup.special_tokens)
         # Of a text as the model wrote it, every token is part.
         is_raw = isinstance(setup.parser, RawText)
         self._logprobs = LogprobsAligner(setup.special_tokens, every_token=is_raw)
@@ -416,19 +273,14 @@ class Reply:
             self._running.watch(self._generation.close)
 
     @property
-    def usage(self) -> Usage:
-        """What the reply has cost so far."""
-        return self._meter.usage
-
-    @property
     def completion_tokens(self) -> int:
         """How many tokens have been generated so far."""
-        return self._meter.usage.completion_tokens
+        return self.usage.completion_tokens
 
     @property
     def stop_string(self) -> str | None:
         """The stop string that has ended the reply."""
-        return self._stop.found
+        return self._stop.found or None
 
     def queued(self) -> Queued | None:
         """Return where in the queue it waits; None once it is prefilled."""
@@ -476,18 +328,18 @@ class Reply:
                     case None:
                         yield None
                     case Progress():
-                        self._meter.note_progress(item)
+                        self.usage.cached_tokens = item.cached
                         yield item
                     case PromptLogprobs():
                         yield item
                     case TokenDelta():
                         yield from self._token(item)
                     case Finished():
-                        self._meter.finish(item, is_reasoning=self._parser.is_reasoning)
+                        self._finish(item)
                         yield from self._end(item.reason)
         finally:
             if self.finish is None:  # closed, or failed: what it has cost so far is logged all the same
-                self._meter.take_times(self._generation.times())
+                self.usage.take_times(self._generation.times())
             self.close()
 
     def _token(self, delta: TokenDelta) -> list[ReplyEvent]:
@@ -499,18 +351,34 @@ class Reply:
         events = self._restored(self._parser.feed(delta.text, delta.token))
         is_reasoning = self._parser.is_reasoning
         self._tokens.append(delta.token)
-        self._meter.count(delta, events, was_reasoning=was_reasoning, is_reasoning=is_reasoning)
+        self._reasoning.add(
+            delta.token, delta.text, events, was_reasoning=was_reasoning, is_reasoning=is_reasoning
+        )
+        self.usage.completion_tokens += 1
+        self.usage.reasoning_tokens = self._reasoning.counted
         self._logprobs.hold(delta, events)
         shown = self._show(events)
-        if self._stop.stopped or (not self._setup.parallel_tool_calls and _completes_a_call(events)):
+        if self._stop.found or (not self._setup.parallel_tool_calls and _completes_a_call(events)):
             return shown + self._cut()
         if was_reasoning or not self._setup.is_constrained:
             self.usage.repeated_run = self._repetition.add(delta.token)
         return shown if self.usage.repeated_run is None else shown + self._cut("length")
 
+    def _finish(self, finished: Finished) -> None:
+        """Take the engine's last figures, and count a character of the reasoning that the end has cut."""
+        usage = self.usage
+        usage.cached_tokens = finished.cached_tokens
+        usage.queue_seconds = finished.queue_seconds
+        usage.prefill_seconds = finished.prefill_seconds
+        usage.decode_seconds = finished.decode_seconds
+        usage.drafted_tokens = finished.drafted_tokens
+        usage.accepted_tokens = finished.accepted_tokens
+        self._reasoning.close(is_reasoning=self._parser.is_reasoning)
+        usage.reasoning_tokens = self._reasoning.counted
+
     def _cut(self, ended_by: EndedBy = "stop") -> list[ReplyEvent]:
         """End the reply here, though the engine would go on."""
-        self._meter.take_times(self._generation.times())
+        self.usage.take_times(self._generation.times())
         return self._end(ended_by)
 
     def _end(self, ended_by: EndedBy) -> list[ReplyEvent]:
@@ -520,7 +388,7 @@ class Reply:
         if self._setup.on_finished is not None:
             message = fold(self._shown)
             call_ids = [self.call_id(at) for at, call in enumerate(message.tool_calls) if call.complete]
-            tokens = () if self._stop.stopped else self._tokens
+            tokens = () if self._stop.found else self._tokens
             self._setup.on_finished(FinishedReply(message, call_ids, tokens))
         return [*shown, end]
 

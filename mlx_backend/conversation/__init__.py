@@ -8,6 +8,7 @@ loads nothing; the modules are:
     dialects             DIALECTS, detect; one object per family of models
     tools                a request's tools, to match the calls a model writes
     scanner              cut text at markers
+    stop_strings         end an answer before the first of some texts
     quoting              whether markup in a text is used or only talked about
     history              sanitise: repair what clients send back
     echo                 parse an assistant's text as clients echo it

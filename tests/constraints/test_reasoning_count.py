@@ -8,13 +8,11 @@ from byte_tokenizer import ByteTokenizer
 from scripted_engine import HARMONY_MARKERS
 from test_reasoning_closers import OPENED
 
-from mlx_backend.chat.reply import UsageMeter
 from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
 from mlx_backend.constraints.reasoning_count import ReasoningCount
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel, ReasoningDelta
 from mlx_backend.conversation.parser import ChannelParser
-from mlx_backend.engine.base import Finished, TokenDelta
 
 HARMONY = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>")
 REASONING = [dialect for dialect in DIALECTS.values() if dialect.blocks or dialect.name == "harmony"]
@@ -51,7 +49,7 @@ def reported(
     held = ReasoningBudgets(words, DIALECTS[dialect]).start(prompt, opens_in, room=400, tokens=budget)
     assert held is not None
     parser = ChannelParser(dialect, opens_in=opens_in, special_tokens=words.special_tokens)
-    meter = UsageMeter(len(prompt), words.special_tokens)
+    count = ReasoningCount(words.special_tokens)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for _ in range(400):
         mask = held.allowed_mask()
@@ -68,14 +66,10 @@ def reported(
             decoder.reset()
         was_reasoning = parser.is_reasoning
         events = parser.feed(piece, token)
-        meter.count(
-            TokenDelta(token, piece), events, was_reasoning=was_reasoning, is_reasoning=parser.is_reasoning
-        )
+        count.add(token, piece, events, was_reasoning=was_reasoning, is_reasoning=parser.is_reasoning)
         held.advance(token)
-    meter.finish(
-        Finished(reason="stop", prompt_tokens=0, completion_tokens=0), is_reasoning=parser.is_reasoning
-    )
-    return meter.usage.reasoning_tokens, len(words.encode(thought, control_tokens=True))
+    count.close(is_reasoning=parser.is_reasoning)
+    return count.counted, len(words.encode(thought, control_tokens=True))
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer, PairTokenizer])

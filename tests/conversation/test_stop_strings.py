@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-from mlx_backend.chat.reply import StopFilter, StopStrings
 from mlx_backend.conversation.events import (
     Channel,
     ContentDelta,
@@ -15,37 +14,45 @@ from mlx_backend.conversation.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from mlx_backend.conversation.stop_strings import StopFilter
 
 CASES = [
     ("one two three", ["two"], "one "),
     ("one two three", ["four"], "one two three"),
     ("one two three", [], "one two three"),
     ("aaab", ["aab"], "a"),
+    ("aab", ["ab", "aa"], ""),
     ("abcabd", ["abd"], "abc"),
+    ("ObObservation", ["Observation"], "Ob"),
+    ("one STOP", ["STOP", "STOPPED"], "one "),
     ("x STOP y END", ["END", "STOP"], "x "),
     ("<|", ["<|end|>"], "<|"),
     ("", ["a"], ""),
 ]
 
 
+def text_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, ContentDelta))
+
+
 @pytest.mark.parametrize(("text", "stops", "shown"), CASES)
 def test_the_same_text_is_shown_however_it_is_split(text: str, stops: list[str], shown: str) -> None:
     for cuts in itertools.combinations(range(len(text) + 1), 2):
-        machine = StopStrings(stops)
+        stop = StopFilter(stops)
         pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
-        assert "".join(map(machine.feed, pieces)) + machine.close() == shown
-        assert machine.stopped == (shown != text)
+        assert text_of(stop.feed([*map(ContentDelta, pieces), StreamEnd("stop")])) == shown
+        assert bool(stop.found) == (shown != text)
 
 
 def test_only_what_may_still_become_a_stop_string_is_held_back() -> None:
-    machine = StopStrings(["STOP"])
-    assert machine.feed("a ST") == "a "
-    assert machine.feed("ART") == "START"
+    stop = StopFilter(["STOP"])
+    assert text_of(stop.feed([ContentDelta("a ST")])) == "a "
+    assert text_of(stop.feed([ContentDelta("ART")])) == "START"
 
 
 def test_nothing_is_shown_after_a_stop_string() -> None:
-    machine = StopStrings(["."])
-    assert [machine.feed("a. b"), machine.feed(" c."), machine.close()] == ["a", "", ""]
+    stop = StopFilter(["."])
+    assert text_of(stop.feed([ContentDelta("a. b"), ContentDelta(" c."), StreamEnd("stop")])) == "a"
 
 
 CALL: list[Event] = [ToolCallStart(0, "f"), ToolCallDelta(0, "{}"), ToolCallEnd(0)]
