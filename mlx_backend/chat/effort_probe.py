@@ -100,18 +100,8 @@ _SAYS_LESS: Final = re.compile(
 )
 _NO_AMOUNT: Final = frozenset(
     [
-        "on",
-        "true",
-        "yes",
-        "enabled",
-        "enable",
-        "no",
-        "false",
-        "disable",
-        "auto",
-        "default",
-        "adaptive",
-        "dynamic",
+        *("on", "true", "yes", "enabled", "enable", "no", "false", "disable", "auto", "default"),
+        *("adaptive", "dynamic"),
     ]
 )
 _MAX_OWN_WORDS: Final = 24

@@ -184,14 +184,7 @@ class TemplateReader(Reader):
     """Reads one turn with transformers' parser, character by character: its events do not depend on the pieces."""
 
     __slots__ = (
-        "_code",
-        "_field",
-        "_form",
-        "_layout",
-        "_markers",
-        "_parser",
-        "_template",
-        "_tools",
+        *("_code", "_field", "_form", "_layout", "_markers", "_parser", "_template", "_tools"),
         "_written",
     )
 
@@ -228,7 +221,6 @@ class TemplateReader(Reader):
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether reasoning is open."""
         return self._field in _REASONING
 
     @property

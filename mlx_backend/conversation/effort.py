@@ -42,17 +42,8 @@ class Effort(StrEnum):
 
 WORDS: Mapping[Effort, tuple[str, ...]] = {
     Effort.NONE: (
-        "none",
-        "off",
-        "no",
-        "false",
-        "disabled",
-        "disable",
-        "no think",
-        "無",
-        "无",
-        "なし",
-        "オフ",
+        *("none", "off", "no", "false", "disabled", "disable", "no think"),
+        *("無", "无", "なし", "オフ"),
     ),
     Effort.MINIMAL: ("minimal", "minimum", "min", "最小"),
     Effort.LOW: ("low", "light", "低", "低い"),

@@ -77,14 +77,7 @@ class _Json:
     """Follows one JSON value, and repairs it."""
 
     __slots__ = (
-        "_depth",
-        "_held",
-        "_in_word",
-        "_is_key",
-        "_last",
-        "_open",
-        "as_written",
-        "has_ended",
+        *("_depth", "_held", "_in_word", "_is_key", "_last", "_open", "as_written", "has_ended"),
         "quote",
     )
 

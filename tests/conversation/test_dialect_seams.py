@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mlx_backend.conversation.dialects import DIALECTS, detect
-from mlx_backend.conversation.dialects.base import HistoryPolicy, JsonCallCodec, Piece
+from mlx_backend.conversation.dialects.base import HistoryPolicy, Piece
 from mlx_backend.conversation.dialects.block_format import BlockCalls, CallSection
 from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.base import CallSyntax, DecodedCall
@@ -56,13 +56,6 @@ def test_a_call_that_a_dialect_writes_is_the_call_its_reader_reads(dialect: Dial
     [call] = message.tool_calls
     assert (call.name, call.arguments, message.finish) == ("get_age", '{"years": 3}', "tool_calls")
     assert not message.content
-
-
-def test_where_arguments_are_json_what_stands_around_them_is_known() -> None:
-    codecs = [dialect.calls for dialect in WITH_CALLS if isinstance(dialect.calls, JsonCallCodec)]
-    assert codecs
-    for codec in codecs:
-        assert codec.encode("f", {"a": 1}) == (*codec.opening("f"), Piece('{"a": 1}'), *codec.closing)
 
 
 class UntypedCalls(CallSyntax):

@@ -6,7 +6,6 @@ markers and hands over both in order.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,17 +60,8 @@ class Reader(ABC):
     """Control tokens that are parts of markers: the parser hands them over in text, with `scanner.CONTROL` before."""
 
     __slots__ = (
-        "_call_count",
-        "_complete_calls",
-        "_has_spoken",
-        "_in_call",
-        "before_last",
-        "delta",
-        "ended",
-        "events",
-        "last",
-        "markers",
-        "spelt",
+        *("_call_count", "_complete_calls", "_has_spoken", "_in_call", "before_last", "delta", "ended"),
+        *("events", "last", "markers", "spelt"),
     )
 
     def __init__(self) -> None:
@@ -183,22 +173,6 @@ class ContinuationWriter(Protocol):
         ...
 
 
-class ResponseFormatWriter(Protocol):
-    """Writes what a model is told of the JSON schema that its answer has to fit: a text for its instructions."""
-
-    def __call__(self, name: str, description: str, schema: Mapping[str, Any]) -> str:
-        """Write it. `name` and `description` may be empty."""
-        ...
-
-
-class ToolPromptWriter(Protocol):
-    """Writes what a model is told of its tools where its chat template tells it nothing."""
-
-    def __call__(self, tools: Sequence[Mapping[str, Any]], calls: CallCodec) -> tuple[Piece, ...]:
-        """Write it. `tools` are in OpenAI's nested form, and `calls` writes a call."""
-        ...
-
-
 class CallCodec(ABC):
     """How a family writes a call to a tool. Reading one back is the reader's work."""
 
@@ -211,22 +185,8 @@ class CallCodec(ABC):
         """Write a whole call, with the markers around it."""
 
 
-class JsonCallCodec(CallCodec):
-    """A family that writes arguments as JSON: what stands around them does not depend on them."""
-
-    @abstractmethod
-    def opening(self, name: str) -> tuple[Piece, ...]:
-        """Write what stands before the arguments of a call."""
-
-    @property
-    @abstractmethod
-    def closing(self) -> tuple[Piece, ...]:
-        """What stands after the arguments."""
-
-    def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
-        """Write a whole call."""
-        written = json.dumps(arguments, ensure_ascii=False)
-        return *self.opening(name), Piece(written), *self.closing
+type ToolPromptWriter = Callable[[Sequence[Mapping[str, Any]], CallCodec], tuple[Piece, ...]]
+"""Writes what a model is told of tools in OpenAI's nested form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,8 +279,9 @@ class Dialect:
     tool_prompt: ToolPromptWriter | None = None
     """How its models are told of tools, which its own templates leave to the client. None: a template tells them, and
     where one does not, it is done in the general way (`tool_prompts.json_tool_prompt`)."""
-    response_format: ResponseFormatWriter | None = None
-    """How its models were trained to be told of an answer's schema. None: they are told nothing, only held to it."""
+    response_format: Callable[[str, str, Mapping[str, Any]], str] | None = None
+    """Writes, of an answer's name, description and schema, how its models were trained to be told of them. None: they
+    are told nothing, only held to it."""
     has_reasoning: bool = True
     """Whether its models may reason before they answer."""
     reasoning_markers: tuple[str, ...] = ()

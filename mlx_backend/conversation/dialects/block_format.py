@@ -192,9 +192,12 @@ class BlockFormat:
 
 
 class BlockCalls(SyntaxCodec):
-    """Writes the calls of a format."""
+    """Writes the calls of a format. `foreign` are what templates teach that write others between the same markers."""
 
-    def __init__(self, form: BlockFormat, *, taught_by: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, form: BlockFormat, *, taught_by: tuple[str, ...] = (), foreign: tuple[str, ...] = ()
+    ) -> None:
+        self._foreign = foreign
         self._section = form.sections[0] if form.sections else None
         self._block = next((block for block in form.blocks if block.opener), None)
         if self._section is not None and self._section.syntax is not None:
@@ -212,6 +215,8 @@ class BlockCalls(SyntaxCodec):
 
     def is_taught_by(self, template: str) -> bool:
         """Whether a template holds what its calls begin with."""
+        if any(each in template for each in self._foreign):
+            return False
         openers = [
             *(self._section.openers if self._section else ()),
             self._block.opener if self._block else "",

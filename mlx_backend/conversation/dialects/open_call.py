@@ -45,20 +45,9 @@ class OpenCall:
     """One call while it is read: its text so far, and the closers in it that may be part of a value."""
 
     __slots__ = (
-        *(
-            "_decoded",
-            "_doubted",
-            "_has_begun",
-            "_lone",
-            "_same",
-            "_span",
-            "_stream",
-            "_tools",
-            "arguments",
-            "block",
-        ),
-        *("delta", "doubts", "is_begun", "is_read_whole", "must_be_offered", "opened_by", "outer"),
-        *("repeated", "text"),
+        *("_decoded", "_doubted", "_has_begun", "_lone", "_same", "_span", "_stream", "_tools"),
+        *("arguments", "block", "delta", "doubts", "is_begun", "is_read_whole", "must_be_offered"),
+        *("opened_by", "outer", "repeated", "text"),
     )
 
     def __init__(self, block: CallBlock, tools: ToolSet, *, must_be_offered: bool) -> None:

@@ -8,52 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlx_backend.conversation.dialects.base import END_MARKERS, Continuation, Dialect, Piece, Reader
-from mlx_backend.conversation.dialects.block_format import BlockFormat, CallSection
+from mlx_backend.conversation.dialects.base import Continuation, Dialect, Piece
+from mlx_backend.conversation.dialects.block_format import BlockCalls, BlockFormat, CallSection
 from mlx_backend.conversation.dialects.block_reader import BlockReader
-from mlx_backend.conversation.dialects.calls.json_object import JSON_CALLS
+from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.families.control_tokens import INTERNLM_CALLS
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mlx_backend.conversation.events import EndedBy
+    from mlx_backend.conversation.dialects.base import Reader
     from mlx_backend.conversation.tools import ToolSet
-
-
-class PlainReader(Reader):
-    """Reads a turn that is nothing but an answer."""
-
-    __slots__ = ()
-
-    def __init__(
-        self,
-        *,
-        tools: ToolSet,
-        opens_in: Channel | None = None,
-        special_tokens: Mapping[int, str],
-    ) -> None:
-        super().__init__()
-        self._open(opens_in or Channel.FINAL)
-
-    def text(self, text: str) -> None:
-        """Put it out."""
-        self._emit(text)
-
-    def marker(self, marker: str) -> None:
-        """Drop it; an end marker ends the turn."""
-        if marker in END_MARKERS:
-            self.ended = True
-            self.delta = None
-
-    def close(self, ended_by: EndedBy) -> None:
-        """Do nothing: no text is held back."""
 
 
 _WITH_CALLS = BlockFormat(
     sections=(
-        CallSection(openers=(JSON_CALLS.opener,), closer=JSON_CALLS.closer, syntax=JSON_CALLS.syntax),
+        CallSection(openers=("<tool_call>",), closer="</tool_call>", syntax=JsonObjects()),
         INTERNLM_CALLS,  # older templates of this family say nothing of them
     )
 )
@@ -61,11 +32,12 @@ _WITH_CALLS = BlockFormat(
 
 def reader(*, tools: ToolSet, opens_in: Channel | None = None, special_tokens: Mapping[int, str]) -> Reader:
     """Make the reader of a turn that is an answer, or calls of these tools."""
-    if tools.names:
-        return BlockReader(
-            form=_WITH_CALLS, tools=tools, opens_in=opens_in or Channel.FINAL, special_tokens=special_tokens
-        )
-    return PlainReader(tools=tools, opens_in=opens_in, special_tokens=special_tokens)
+    return BlockReader(
+        form=_WITH_CALLS if tools.names else BlockFormat(),
+        tools=tools,
+        opens_in=opens_in or Channel.FINAL,
+        special_tokens=special_tokens,
+    )
 
 
 def opens_in(prompt_tail: str) -> Channel | None:
@@ -85,7 +57,7 @@ PLAIN = Dialect(
     reader=reader,
     continuation=continuation,
     opens_in=opens_in,
-    calls=JSON_CALLS,
+    calls=BlockCalls(_WITH_CALLS),
     has_reasoning=False,
     example="It is sunny in Paris.",
 )

@@ -16,10 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.base import Dialect, HistoryPolicy, RawMarkup
-from mlx_backend.conversation.dialects.block_format import BlockFormat, CallSection
+from mlx_backend.conversation.dialects.block_format import BlockCalls, BlockFormat, CallSection
 from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
-from mlx_backend.conversation.dialects.calls.json_object import JSON_CALLS, JsonObjects
+from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.signs import call_format, common
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ THINK = Dialect(
     reader=partial(BlockReader, form=FORMAT),
     continuation=FORMAT.continuation,
     opens_in=FORMAT.opens_in,
-    calls=JSON_CALLS,
+    calls=BlockCalls(FORMAT, foreign=("<function=", "<arg_key>")),
     # Qwen3 and R1 have no switch for it; a later family that writes this format and has one is made for agents.
     history=HistoryPolicy(keeps_with_tools=True),
     blocks=OPENERS,

@@ -152,26 +152,11 @@ def to_json(value: Any) -> str:
 _JSON_CHARACTERS = re.compile(r'["\\{}\[\]]')
 
 
-class Span(Protocol):
-    """Finds the end of a value that comes in pieces."""
-
-    @property
-    def in_string(self) -> bool:
-        """Whether a string is open."""
-        ...
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a bracket is open."""
-        ...
-
-    def end(self, text: str) -> int:
-        """Take a piece; return where in it the value ends, -1 if it does not."""
-        ...
-
-
 class JsonSpan:
-    """Implements `Span` for a JSON object or list. `is_escaped`: the last piece ended with a backslash in a string."""
+    """Finds the end of a JSON object or list that comes in pieces.
+
+    `is_escaped`: the last piece ended with a backslash in a string.
+    """
 
     SPECIAL = '"\\{}[]'
     """A piece without these changes nothing, unless `is_escaped`."""
@@ -213,7 +198,7 @@ class JsonSpan:
 
 
 class PythonSpan:
-    """Implements `Span` for a Python list or call."""
+    """Finds the end of a Python list or call that comes in pieces."""
 
     __slots__ = ("_depth", "_escaped", "_quote")
 

@@ -7,7 +7,7 @@
     [{"f": {…}}]                             Apertus (`by_name`)
 
 The name may stand after the arguments. An object that is not JSON but names a tool is a call with the arguments as
-they were written. `JsonCalls` is the codec of such objects in `<tool_call>` blocks.
+they were written.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.dialects.base import JsonCallCodec, Piece
+from mlx_backend.conversation.dialects.base import Piece
 from mlx_backend.conversation.dialects.calls.base import (
     CallSyntax,
     DecodedCall,
     JsonSpan,
     StreamedCall,
-    SyntaxCodec,
     to_json,
 )
 from mlx_backend.conversation.json_arguments import AFTER_OBJECT, JsonArguments, repair_arguments
@@ -101,7 +100,6 @@ class JsonObjects(CallSyntax):
         return "}" + ("]" if self.in_list else "") + after
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
-        """Write a call."""
         return (Piece(f"{self.opening(name)}{to_json(arguments)}{self.closing}"),)
 
     def begin(self, body: str) -> StreamedCall | None:
@@ -125,7 +123,6 @@ class JsonObjects(CallSyntax):
         return (_parse_string(match["name"]), match.end()) if match else None
 
     def is_open(self, body: str) -> bool:
-        """Whether a string is open."""
         span = JsonSpan()
         span.end(body)
         return span.in_string
@@ -224,32 +221,3 @@ def _parse_string(literal: str) -> str:
 def _end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
     match = pattern.match(text, at)
     return match.end() if match else at
-
-
-# What stands in the block where a template teaches another form than JSON (Qwen3-Coder, GLM).
-_OTHER_FORMS = ("<function=", "<arg_key>")
-
-
-class JsonCalls(JsonCallCodec, SyntaxCodec):
-    """A block holds one JSON object with the tool's name and its arguments."""
-
-    syntax = JsonObjects()
-    opener = "<tool_call>"
-    closer = "</tool_call>"
-
-    def is_taught_by(self, template: str) -> bool:
-        """Whether a template has the block, and none of the forms that are not JSON."""
-        return self.opener in template and not any(form in template for form in _OTHER_FORMS)
-
-    def opening(self, name: str) -> tuple[Piece, ...]:
-        """Write the block up to the arguments."""
-        spelling = json.dumps(name, ensure_ascii=False)
-        return Piece(self.opener, marker=True), Piece(f'\n{{"name": {spelling}, "arguments": ')
-
-    @property
-    def closing(self) -> tuple[Piece, ...]:
-        """The rest of the block."""
-        return Piece("}\n"), Piece(self.closer, marker=True)
-
-
-JSON_CALLS = JsonCalls()

@@ -105,17 +105,14 @@ class PythonicCalls(StreamedSyntax):
         return (Piece(f"{before}{f'[{call}]' if self.in_list else call}{after}"),)
 
     def first_name(self, body: str) -> tuple[str, int] | None:
-        """Return the first call's name."""
         match = _FIRST_CALL.match(body)
         return (match[1], match.end()) if match else None
 
     def is_open(self, body: str) -> bool:
-        """Whether a string is open."""
         quotes = [match[0] for match in _STRINGS.finditer(body)]
         return bool(quotes) and quotes[-1][0] in "\"'" and not _is_closed(quotes[-1])
 
     def stream(self, body: str, tools: ToolSet) -> CallReader | None:
-        """Return what reads calls with named texts."""
         return _PythonStream(tools) if body.lstrip()[:1] not in ("", "{") else None
 
     def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
@@ -146,7 +143,6 @@ class _PythonStream(CallStream):
         self._held: list[tuple[str, list[tuple[str, Any]]]] | None = []  # calls before the first text
 
     def read(self) -> Reading:
-        """Read calls."""
         while True:
             while not (begins := _CALL.match(self.text)):
                 if self.is_at_end or len(self.text) > _MAX_AHEAD or not _CALL_BEGUN.fullmatch(self.text):
@@ -318,11 +314,9 @@ class TaggedCalls(CallSyntax):
         self._objects, self._python = objects, PythonicCalls(in_list=False)
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
-        """Write a call as JSON."""
         return self._objects.encode(name, arguments)
 
     def begin(self, body: str) -> StreamedCall | None:
-        """Find the arguments of JSON."""
         return self._objects.begin(body)
 
     def is_whole(self, body: str) -> bool:
@@ -371,35 +365,13 @@ def _parse(text: str) -> ast.Module:
 
 
 def _repaired(text: str) -> str:
-    """Escape line breaks and quotation marks in strings; mark arguments whose names are Python's keywords.
-
-    A number that Python does not know becomes a string: `07`.
-    """
+    """Escape line breaks in strings; mark arguments whose names are Python's keywords. `07` becomes a string."""
     parts: list[str] = []
-    quote, start, at = "", 0, 0
-    while at < len(text):
-        character = text[at]
-        if quote and character == "\\":
-            at += 2
-            continue
-        if quote and text.startswith(quote, at):
-            string = text[start:at]
-            parts.append(string.replace("\n", "\\n") if len(quote) == 1 else string)
-            if len(quote) == 3 or _AFTER_STRING.match(text, at + 1):
-                quote = ""
-            else:
-                parts.append("\\")  # this one is part of the string
-            start = at
-            at += 1
-            continue
-        if not quote and character in "\"'":
-            parts.append(_repaired_code(text[start:at]))
-            quote = character * 3 if text.startswith(character * 3, at) else character
-            start, at = at, at + len(quote)
-            continue
-        at += 1
-    rest = text[start:]
-    return "".join([*parts, rest if quote else _repaired_code(rest)])
+    at = 0
+    for string in _STRINGS.finditer(text):
+        parts += [_repaired_code(text[at : string.start()]), string[0].replace("\n", "\\n")]
+        at = string.end()
+    return "".join([*parts, _repaired_code(text[at:])])
 
 
 def _repaired_code(text: str) -> str:

@@ -54,18 +54,8 @@ class CallStream(ABC):
     """The end of a text that may become one."""
 
     __slots__ = (
-        "_coming",
-        "_count",
-        "_is_finished",
-        "_out",
-        "_run",
-        "is_at_end",
-        "is_begun",
-        "is_plain",
-        "name",
-        "parameters",
-        "text",
-        "tools",
+        *("_coming", "_count", "_is_finished", "_out", "_run", "is_at_end", "is_begun", "is_plain"),
+        *("name", "parameters", "text", "tools"),
     )
 
     def __init__(self, tools: ToolSet) -> None:
@@ -83,7 +73,6 @@ class CallStream(ABC):
         self._run = self.read()
 
     def feed(self, text: str) -> list[CallPiece]:
-        """Take a piece of the body; return what is to be put out now."""
         if self._coming or len(text) > _PIECE:
             self._coming.extend(_pieces(text))
             text = self._coming.popleft()
@@ -290,7 +279,6 @@ class StreamedSyntax(CallSyntax):
         """Return the calls of a body in another notation than the family's own."""
 
     def decode(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
-        """Return the calls in a body."""
         stream = self.stream(body, tools)
         calls = [] if stream is None else folded([*stream.feed(body), *stream.finish()])
         return calls or self.decode_other(body, tools)

@@ -7,7 +7,7 @@ import re
 from mlx_backend.conversation.dialects.block_format import BlockFormat, CallBlock, CallSection
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
 from mlx_backend.conversation.dialects.calls.base import JsonSpan
-from mlx_backend.conversation.dialects.calls.json_object import JSON_CALLS, JsonObjects
+from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
 from mlx_backend.conversation.dialects.families.shared import (
     ALL_WITH_TOOLS,
@@ -83,7 +83,6 @@ GRANITE = family(
         layout("<|start_of_role|>"),
     ),
     form=_GRANITE_FORM,
-    calls=JSON_CALLS,
     example='<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>',
 )
 

@@ -14,10 +14,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.dialects.base import (
+    CallCodec,
     Continuation,
     Dialect,
     HistoryPolicy,
-    JsonCallCodec,
     Piece,
     RawMarkup,
 )
@@ -102,7 +102,7 @@ def _header(channel: Channel, opened: Channel | None) -> list[Piece]:
     return [Piece(CHANNEL, marker=True), Piece(channel.value), Piece(MESSAGE, marker=True)]
 
 
-class HarmonyCalls(JsonCallCodec):
+class HarmonyCalls(CallCodec):
     """A call is a message with a recipient. The reader streams its arguments as they come."""
 
     def is_taught_by(self, template: str) -> bool:
@@ -119,10 +119,10 @@ class HarmonyCalls(JsonCallCodec):
             Piece(MESSAGE, marker=True),
         )
 
-    @property
-    def closing(self) -> tuple[Piece, ...]:
-        """The marker that ends a call, and with it the turn."""
-        return (Piece(CALL, marker=True),)
+    def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
+        """Write a whole call, up to the marker that ends it, and with it the turn."""
+        written = json.dumps(arguments, ensure_ascii=False)
+        return *self.opening(name), Piece(written), Piece(CALL, marker=True)
 
 
 HARMONY_CALLS = HarmonyCalls()
