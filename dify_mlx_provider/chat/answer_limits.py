@@ -12,11 +12,10 @@ Dify repairs it silently, with values that the model never finished.
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dify_mlx_provider.chat.dify_requests import json_in
 from dify_mlx_provider.servers.mlx_backend import DEFAULT_ANSWER_RESERVE
 from dify_mlx_provider.servers.requests import parse_extra_body
 from dify_mlx_provider.upstream.errors import Refused
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 # Any of them in the extra body is the user's own limit.
 _LIMIT_FIELDS = ("max_completion_tokens", "max_tokens", "n_predict", "num_predict")
-_JSON_START = re.compile(r"[{\[]")
 
 
 def limit_tokens(
@@ -104,19 +102,7 @@ class CutAnswerCheck:
                 f"there is no answer: {cause}, and the model had spent all of its tokens thinking{unfinished}. "
                 f"{remedy}, or lower the reasoning effort."
             )
-        if self.wants_json and not holds_json("".join(writer.data)):
+        if self.wants_json and not json_in("".join(writer.data), 1):
             raise Refused(
                 f"the answer was to be JSON, and it was cut off before its end: {cause}. {remedy}, or ask for less."
             )
-
-
-def holds_json(text: str) -> bool:
-    """Whether a text holds a whole JSON object or list, as Dify looks for it: also after words or in a code fence."""
-    start = _JSON_START.search(text)
-    if start is None:
-        return False
-    try:
-        json.JSONDecoder().raw_decode(text, start.start())
-    except (ValueError, RecursionError):
-        return False
-    return True

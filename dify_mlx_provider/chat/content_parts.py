@@ -36,18 +36,7 @@ if TYPE_CHECKING:
 
 _PLAIN_TYPES = ("json", "xml", "yaml", "x-yaml", "csv", "markdown", "javascript", "x-sh", "toml", "sql")
 _PLAIN_FORMATS = (
-    "txt",
-    "md",
-    "markdown",
-    "mdx",
-    "csv",
-    "tsv",
-    "json",
-    "jsonl",
-    "xml",
-    "yaml",
-    "yml",
-    "html",
+    *("txt", "md", "markdown", "mdx", "csv", "tsv", "json", "jsonl", "xml", "yaml", "yml", "html"),
     "log",
 )
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -73,15 +74,17 @@ def asks_for_json_block(messages: Sequence[PromptMessage]) -> bool:
 
 def as_json_block(text: str) -> str:
     """Return the JSON of an answer in a whole block; the text itself if it has one, or holds no JSON."""
-    if _WHOLE_BLOCK.search(text):
-        return text
-    for start in islice(_JSON_START.finditer(text), _MAX_STARTS):
-        try:
+    found = "" if _WHOLE_BLOCK.search(text) else json_in(text)
+    return f"{_FENCE}json\n{found}\n{_FENCE}" if found else text
+
+
+def json_in(text: str, brackets: int = _MAX_STARTS) -> str:
+    """Return the JSON that begins at one of the first `brackets` in a text, after words or in a fence; "" for none."""
+    for start in islice(_JSON_START.finditer(text), brackets):
+        with suppress(ValueError, RecursionError):
             _, end = json.JSONDecoder().raw_decode(text, start.start())
-        except (ValueError, RecursionError):
-            continue
-        return f"{_FENCE}json\n{text[start.start() : end]}\n{_FENCE}"
-    return text
+            return text[start.start() : end]
+    return ""
 
 
 def is_background_request(

@@ -139,16 +139,16 @@ def describe(facts: ModelFacts, settings: ModelSettings) -> ModelDescription:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Files:
     """What a folder's files say about its model."""
 
-    config: Mapping[str, Any]
-    template: str | None
-    response_template: Any
-    tokens: Mapping[str, bool]
-    end_tokens: Collection[str]
     advice: Mapping[str, float]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
+    response_template: Any = None
+    tokens: Mapping[str, bool] = field(default_factory=dict)
+    end_tokens: Collection[str] = ()
 
 
 type _Stamp = tuple[tuple[int, int] | None, ...]
@@ -196,21 +196,16 @@ class FolderDescriber:
 
 def _read(folder: Path) -> _Files:
     """Read the files that can be read, and log the error of the first that cannot."""
-    config: Mapping[str, Any] = {}
-    template: str | None = None
-    response_template: Any = None
-    tokens: Mapping[str, bool] = {}
-    end_tokens: Collection[str] = ()
+    files = _Files(model_files.sampling_advice(folder))
     try:
-        config = model_files.read_json(folder / "config.json")
-        template = model_files.chat_template(folder)
-        response_template = model_files.response_template(folder)
-        tokens = model_files.added_tokens(folder)
-        end_tokens = model_files.end_tokens(folder)
+        files.config = model_files.read_json(folder / "config.json")
+        files.template = model_files.chat_template(folder)
+        files.response_template = model_files.response_template(folder)
+        files.tokens = model_files.added_tokens(folder)
+        files.end_tokens = model_files.end_tokens(folder)
     except (OSError, ValueError) as error:
         log.warning("%s is listed with incomplete information: %s.", folder, error)
-    advice = model_files.sampling_advice(folder)
-    return _Files(config, template, response_template, tokens, end_tokens, advice)
+    return files
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

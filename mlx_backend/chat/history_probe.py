@@ -74,7 +74,9 @@ class _HistoryProbe:
 
     def traits(self) -> TemplateTraits:
         """Try everything."""
-        found = self._tools(self._system(self._guessed))
+        found = self._guessed
+        if "firstquestion" in self._render([_USER]):
+            found = self._tools(self._system(found))
         found = self._parts(self._calls(found))
         return self._reasoning(found)
 
@@ -92,8 +94,6 @@ class _HistoryProbe:
     # -- system messages and order -----------------------------------------------------------------
 
     def _system(self, traits: TemplateTraits) -> TemplateTraits:
-        if "firstquestion" not in self._render([_USER]):
-            return traits
         middle = self._render([_USER, _ANSWER, _SYSTEM, _NEXT])
         return replace(
             traits,
@@ -103,8 +103,6 @@ class _HistoryProbe:
         )
 
     def _tools(self, traits: TemplateTraits) -> TemplateTraits:
-        if "firstquestion" not in self._render([_USER]):
-            return traits
         told = self._render([_USER], tools=True) + self._render([_SYSTEM, _USER], tools=True)
         bare = self._render([_USER], tools=_BARE_TOOLS)
         return replace(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.constraints.errors import GrammarError
+from mlx_backend.constraints.json_schema import ANNOTATIONS, values_in
 from mlx_backend.constraints.lark import literal, pattern
 from mlx_backend.conversation.argument_values import resolve, types_of
 
@@ -18,12 +19,7 @@ if TYPE_CHECKING:
     from mlx_backend.constraints.compiler import Rules
     from mlx_backend.constraints.lark import Lark
 
-ANNOTATIONS = frozenset(
-    {
-        *("$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description"),
-        *("example", "examples", "readOnly", "title", "writeOnly", "nullable"),
-    }
-)
+_ANNOTATIONS = ANNOTATIONS | {"nullable"}
 TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 INTEGER = pattern("-?(?:0|[1-9][0-9]{0,30})")
 NUMBER = pattern(r"-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-9]{1,2})?")
@@ -52,7 +48,7 @@ class Report:
 
     def unknown(self, pointer: str, schema: Mapping[str, Any], known: set[str]) -> None:
         """Note the keywords of a schema that are not known."""
-        for keyword in sorted(schema.keys() - known - ANNOTATIONS):
+        for keyword in sorted(schema.keys() - known - _ANNOTATIONS):
             self.ignore(pointer, f"the keyword {keyword!r} cannot be enforced here")
 
     def json(self, lark: Lark, schema: Mapping[str, Any], root: Mapping[str, Any], pointer: str) -> str:
@@ -104,7 +100,7 @@ def bare_text(schema: Mapping[str, Any], report: Report, pointer: str) -> str | 
 def is_unlimited(schema: Any, root: Any) -> bool:
     """Whether a schema says no more than types, so that a text of any of them fits it."""
     schema = resolve(schema, root)
-    keywords = schema.keys() - ANNOTATIONS
+    keywords = schema.keys() - _ANNOTATIONS
     if not keywords or keywords == {"type"}:
         return True
     return keywords == {"anyOf"} and all(is_unlimited(part, root) for part in schema["anyOf"])
@@ -276,14 +272,6 @@ def _searched(regex: str) -> str | None:
 
 
 def _refers_elsewhere(schema: Any) -> bool:
-    waiting = [schema]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            reference = value.get("$ref")
-            if isinstance(reference, str) and not reference.startswith(("#/$defs/", "#/definitions/")):
-                return True
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-    return False
+    references = (value.get("$ref") for value in values_in(schema) if isinstance(value, dict))
+    known = ("#/$defs/", "#/definitions/")
+    return any(isinstance(each, str) and not each.startswith(known) for each in references)

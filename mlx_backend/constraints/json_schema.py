@@ -28,7 +28,7 @@ MAX_VALIDATIONS = 60
 WHITE_SPACE = r"( |\r?\n[ \t]{0,40})"
 """What may stand between two parts of a JSON text: a blank, or a line break and indentation."""
 
-_ANNOTATIONS = frozenset(
+ANNOTATIONS = frozenset(
     {
         *("$anchor", "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated"),
         *("description", "example", "examples", "readOnly", "title", "writeOnly"),
@@ -76,7 +76,7 @@ def check_schema(schema: object) -> Schema:
         raise GrammarError("The schema holds NaN or Infinity, which are not JSON.") from None
     if length > MAX_LENGTH:
         raise GrammarError(f"The schema has {length} characters; at most {MAX_LENGTH} are allowed.")
-    for value in _values(schema):
+    for value in values_in(schema):
         if isinstance(value, dict):
             count = _length(value.get("properties")) - _length(value.get("required"))
             if count > MAX_OPTIONAL:
@@ -86,7 +86,7 @@ def check_schema(schema: object) -> Schema:
     return schema
 
 
-def _values(schema: object) -> Iterator[object]:
+def values_in(schema: object) -> Iterator[object]:
     """Yield every value in a schema, itself first."""
     pending = [schema]
     while pending:
@@ -159,11 +159,11 @@ def _with_inner(schema: Schema, change: Callable[[Schema], Schema]) -> Schema:
 
 def has_intersections(schema: Any) -> bool:
     """Whether several parts of a schema constrain one value, so that they have to be intersected."""
-    return any(isinstance(value, dict) and _intersects(value) for value in _values(schema))
+    return any(isinstance(value, dict) and _intersects(value) for value in values_in(schema))
 
 
 def _intersects(schema: Schema) -> bool:
-    keywords = schema.keys() - _ANNOTATIONS - {"type"}
+    keywords = schema.keys() - ANNOTATIONS - {"type"}
     combining = keywords & {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef"}
     return (
         (bool(combining) and len(keywords) > 1)

@@ -33,20 +33,21 @@ MAX_TOKENS = 1000
 
 DIFY = "Dify"
 OPEN_WEBUI = "Open WebUI"
+_NEVER_STREAMED = (DIFY, OPEN_WEBUI)
+"""Clients that have the answers to their own prompts sent whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundPrompt:
     """A prompt of a client's own, known by any of its `words`.
 
-    `is_streamed`: whether the client has the answer streamed. `is_awaited`: the user's turn goes on only when the
-    answer is there, so it is quick, but does not wait for other turns. `is_brief`: the answer is a line or a list.
+    `is_awaited`: the user's turn goes on only when the answer is there, so it is quick, but does not wait for other
+    turns. `is_brief`: the answer is a line or a list.
     """
 
     client: str
     purpose: str
     words: tuple[str, ...]
-    is_streamed: bool = True
     is_awaited: bool = False
     is_brief: bool = True
 
@@ -65,48 +66,27 @@ PROMPTS: tuple[BackgroundPrompt, ...] = (
         "title",
         "Generate a concise title summarizing the chat history",
         "3-5 word title with an emoji",
-        is_streamed=False,
     ),
-    _row(OPEN_WEBUI, "tags", "Generate 1-3 broad tags categorizing the main themes", is_streamed=False),
+    _row(OPEN_WEBUI, "tags", "Generate 1-3 broad tags categorizing the main themes"),
     _row(
         OPEN_WEBUI,
         "follow-ups",
         "Predict 3-5 useful messages this user might naturally send next",
         "Suggest 3-5 relevant follow-up questions",
-        is_streamed=False,
     ),
-    _row(OPEN_WEBUI, "emoji", "reflect the speaker's likely facial expression", is_streamed=False),
+    _row(OPEN_WEBUI, "emoji", "reflect the speaker's likely facial expression"),
+    _row(OPEN_WEBUI, "autocompletion", "You are an autocompletion system. Continue the text in"),
     _row(
-        OPEN_WEBUI,
-        "autocompletion",
-        "You are an autocompletion system. Continue the text in",
-        is_streamed=False,
+        OPEN_WEBUI, "search queries", "determine the necessity of generating search queries", is_awaited=True
     ),
     _row(
-        OPEN_WEBUI,
-        "search queries",
-        "determine the necessity of generating search queries",
-        is_streamed=False,
-        is_awaited=True,
+        OPEN_WEBUI, "image prompt", "Generate a detailed prompt for am image generation task", is_awaited=True
     ),
     _row(
-        OPEN_WEBUI,
-        "image prompt",
-        "Generate a detailed prompt for am image generation task",
-        is_streamed=False,
-        is_awaited=True,
+        OPEN_WEBUI, "choice of tools", "choose and return the correct tool(s) from the list", is_awaited=True
     ),
-    _row(
-        OPEN_WEBUI,
-        "choice of tools",
-        "choose and return the correct tool(s) from the list",
-        is_streamed=False,
-        is_awaited=True,
-    ),
-    _row(DIFY, "title", "You are asked to generate a concise chat title", is_streamed=False),
-    _row(
-        DIFY, "follow-ups", "predict the three most likely questions that human would ask", is_streamed=False
-    ),
+    _row(DIFY, "title", "You are asked to generate a concise chat title"),
+    _row(DIFY, "follow-ups", "predict the three most likely questions that human would ask"),
     _row(
         DIFY,
         "generator",
@@ -117,7 +97,6 @@ PROMPTS: tuple[BackgroundPrompt, ...] = (
         "Generate a Question and Answer pairs only using the knowledge",
         "convert simple user descriptions into properly formatted JSON Schema definitions",
         "Both your input and output should be in JSON format",
-        is_streamed=False,
         is_brief=False,
     ),
     _row(
@@ -155,7 +134,9 @@ def find_background_prompt(messages: Sequence[Mapping[str, Any]], *, stream: boo
     """Return which client's own prompt these messages are, if any. They may be malformed; `stream`: as requested."""
     for text in _texts(messages):
         for prompt in PROMPTS:
-            if (prompt.is_streamed or not stream) and any(words in text for words in prompt.words):
+            if not (stream and prompt.client in _NEVER_STREAMED) and any(
+                words in text for words in prompt.words
+            ):
                 return prompt
     return None
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mlx_backend.declaration import Kind, Setting, one_of_words, switch
@@ -154,19 +154,10 @@ def max_positions(config: Mapping[str, Any]) -> int | None:
 _ROBERTAS = ("roberta", "xlm-roberta", "camembert")
 
 
-@dataclass(slots=True)
-class _Modules:
-    """What modules.json lists."""
-
-    pooling: dict[str, Any] = field(default_factory=dict)
-    """The pooling module's config."""
-    dense: list[str] = field(default_factory=list)
-
-
 def _from_files(folder: Path, name: str, found: EmbeddingConfig) -> EmbeddingConfig:
-    modules = _modules(folder, name)
-    if modules.pooling:
-        found = replace(found, pooling=_pooling(modules.pooling, name))
+    pooling, dense = _modules(folder, name)
+    if pooling:
+        found = replace(found, pooling=_pooling(pooling, name))
     config = read_json_or_empty(folder / "config.json")
     if config.get("is_matryoshka") is True or config.get("matryoshka_dimensions"):
         found = replace(found, matryoshka=True)
@@ -181,19 +172,20 @@ def _from_files(folder: Path, name: str, found: EmbeddingConfig) -> EmbeddingCon
         limit = read_json_or_empty(file).get("max_seq_length")
         if isinstance(limit, int) and limit > 0:
             found = replace(found, max_tokens=limit)
-    return replace(found, dense=tuple(modules.dense))
+    return replace(found, dense=tuple(dense))
 
 
-def _modules(folder: Path, name: str) -> _Modules:
-    """Read modules.json: the network, its pooling, and the layers after it."""
+def _modules(folder: Path, name: str) -> tuple[dict[str, Any], list[str]]:
+    """Read modules.json; return the configuration of the pooling, and the folders of the dense layers after it."""
     try:
         listed = json.loads(read_small(folder / "modules.json", MAX_JSON_BYTES))
         steps = [(str(step["type"]).rpartition(".")[2], str(step["path"])) for step in listed]
     except FileNotFoundError:
-        return _Modules(pooling=read_json_or_empty(folder / "1_Pooling" / "config.json"))
+        return read_json_or_empty(folder / "1_Pooling" / "config.json"), []
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise EngineError(f"The modules.json of {name!r} cannot be read: {error!r}.") from error
-    modules = _Modules()
+    pooling: dict[str, Any] = {}
+    dense: list[str] = []
     for module_type, path in steps:
         module_folder = (folder / path).resolve()
         if not module_folder.is_relative_to(folder.resolve()):
@@ -202,12 +194,12 @@ def _modules(folder: Path, name: str) -> _Modules:
             case "Transformer" | "Normalize":
                 pass  # every vector is normalised here
             case "Pooling":
-                modules.pooling = read_json_or_empty(module_folder / "config.json")
+                pooling = read_json_or_empty(module_folder / "config.json")
             case "Dense":
-                modules.dense.append(path)
+                dense.append(path)
             case _:
                 raise EngineError(f"The model {name!r} has a {module_type!r} module, which is not supported.")
-    return modules
+    return pooling, dense
 
 
 def _pooling(config: dict[str, Any], name: str) -> Pooling:

@@ -79,7 +79,6 @@ class TextEncoder:
     def encode_pair(
         self, query: str, document: str, instruction: str | None, max_tokens: int
     ) -> tuple[EncodedText, bool]:
-        """Tokenise a query and a document to be ranked; return whether the document was truncated to fit."""
         if self._prompt_tokenizer is not None:
             return self._encode_prompt(query, document, instruction or DEFAULT_INSTRUCTION, max_tokens)
         first, second = self._encode(query, special=False), self._encode(document, special=False)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from mlx_backend.device.native_thread import NativeThread
 from mlx_backend.engine.base import EngineStatus
 from mlx_backend.engine.fair_queue import FairQueue, QueuedJob
-from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
+from mlx_backend.errors import EngineBusy, EngineError, EngineStopped, first_line
 
 if TYPE_CHECKING:
     from array import array
@@ -262,7 +262,11 @@ class Worker:
             completed = self._run_batch(job, batch, stage_tokens)
         except Exception as error:
             log.exception("A batch of %d texts could not be run.", len(batch))
-            job.finish(error if isinstance(error, EngineError) else EngineError(_message(error)))
+            job.finish(
+                error
+                if isinstance(error, EngineError)
+                else EngineError(f"The model failed: {first_line(error)}.")
+            )
             return False
         if not completed:
             if self._stopping:
@@ -313,9 +317,3 @@ class Worker:
             speed = tokens / seconds
             old = self._tokens_per_second or speed
             self._tokens_per_second = (1 - SPEED_SMOOTHING) * old + SPEED_SMOOTHING * speed
-
-
-def _message(error: Exception) -> str:
-    """Return an unexpected error's first line, as a sentence."""
-    lines = str(error).strip().splitlines()
-    return f"The model failed: {lines[0] if lines else type(error).__name__}."

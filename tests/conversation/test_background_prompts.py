@@ -32,7 +32,7 @@ def test_every_prompt_is_recognised_by_each_of_its_words_and_by_no_other_clients
     prompt: BackgroundPrompt,
 ) -> None:
     for words in prompt.words:
-        assert find_background_prompt([user(f"Now: {words} …")], stream=prompt.is_streamed) is prompt
+        assert find_background_prompt([user(f"Now: {words} …")], stream=False) is prompt
 
 
 def test_the_words_stand_in_the_last_message_or_in_a_short_conversation() -> None:

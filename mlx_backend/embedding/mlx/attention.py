@@ -36,13 +36,13 @@ def attend(
                 keys[:, :, first:last],
                 values[:, :, first:last],
                 scale=scale,
-                mask=_mask(start, stop, first, last, lengths, window),
+                mask=attention_mask(start, stop, first, last, lengths, window),
             )
         )
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 
 
-def _mask(
+def attention_mask(
     start: int, stop: int, first: int, last: int, lengths: mx.array | None, window: int | None
 ) -> mx.array | None:
     """Return the mask for queries `start` to `stop` and keys `first` to `last`; None if nothing is masked."""

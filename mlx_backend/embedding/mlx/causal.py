@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlx_backend.embedding.mlx.attention import attention_mask
 from mlx_backend.layers.architecture import load_network
 
 if TYPE_CHECKING:
@@ -92,17 +93,10 @@ class Bidirectional:
         return self._model.norm(hidden)
 
     def _layer(self, index: int, layer: Any) -> Any:
-        is_sliding = (index + 1) % self._pattern != 0
+        window = self._window if (index + 1) % self._pattern else None
 
         def run(hidden: mx.array, lengths: mx.array | None) -> mx.array:
-            return layer(hidden, self._mask(hidden.shape[1], lengths, is_sliding=is_sliding), None)
+            count = hidden.shape[1]
+            return layer(hidden, attention_mask(0, count, 0, count, lengths, window), None)
 
         return run
-
-    def _mask(self, count: int, lengths: mx.array | None, *, is_sliding: bool) -> mx.array | None:
-        positions = mx.arange(count)
-        mask = None if lengths is None else (positions[None] < lengths[:, None])[:, None, None]
-        if is_sliding and count > self._window + 1:
-            nearby = mx.abs(positions[:, None] - positions[None]) <= self._window
-            mask = nearby if mask is None else (mask & nearby) | mx.eye(count, dtype=mx.bool_)
-        return mask

@@ -123,7 +123,6 @@ class MLXNetwork:
                 mx.clear_cache()
 
     def unload(self) -> None:
-        """Free the memory."""
         if self._reservation is not None:
             self._reservation.close()
         wired = self._wired
@@ -205,7 +204,9 @@ class MLXNetwork:
         hidden = network.normalise(hidden)
         if self._model_type == "rerank":
             return network.score(hidden, lengths)[:, None]
-        return _pool(self._model.config.pooling, hidden, lengths)
+        pooling = self._model.config.pooling
+        total = _sum_pooled(pooling, hidden, lengths, 0)
+        return total / lengths[:, None] if pooling == "mean" else total
 
     def _run_causal(
         self, tokens: mx.array, lengths: mx.array, stage_tokens: int
@@ -249,18 +250,6 @@ class MLXNetwork:
             vector.frombytes(data[start : start + size])
             vectors.append(vector)
         return vectors
-
-
-def _pool(pooling: Pooling, hidden: mx.array, lengths: mx.array) -> mx.array:
-    """Pool the hidden states of whole texts."""
-    hidden = hidden.astype(mx.float32)
-    match pooling:
-        case "cls":
-            return hidden[:, 0]
-        case "last":
-            return mx.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
-    is_text = (mx.arange(hidden.shape[1])[None] < lengths[:, None])[..., None]
-    return mx.where(is_text, hidden, 0).sum(axis=1) / lengths[:, None]
 
 
 def _sum_pooled(pooling: Pooling, hidden: mx.array, lengths: mx.array, start: int) -> mx.array:
