@@ -189,7 +189,6 @@ class JsonBody(CallBody):
     layout = "\n "
 
     def write(self, lark: Lark, name: str, parameters: Mapping[str, Any], report: Report) -> str:
-        """Find the object."""
         before, found, after = self.written({_KEY: 1}).rpartition(f'{{"{_KEY}": 1}}')
         if not found:
             raise _unknown_format()
@@ -364,7 +363,6 @@ class GemmaBody(NotedBody):
     brackets = "{}"
 
     def notation(self, lark: Lark, report: Report, root: Mapping[str, Any]) -> Notation:
-        """Make the notation of values."""
         delimiter = self.marked.text(self.syntax.delimiter)
         quote = self.marked.lark(delimiter)
         is_token = is_mark(delimiter)
@@ -397,7 +395,6 @@ class PythonBody(NotedBody):
         return name if _IDENTIFIER.fullmatch(name) else re.sub(r"\W", "_", name)
 
     def notation(self, lark: Lark, report: Report, root: Mapping[str, Any]) -> Notation:
-        """Make the notation of values."""
         free = without(*self.spelt_markers())
         plain = lark.terminal(
             f"({free}) & ("
@@ -425,7 +422,6 @@ class PythonBody(NotedBody):
         return Notation(lark, report, root, words=words, text=text, key=key, between=('"," " "?', '":" " "?'))
 
     def key(self, name: str) -> str | None:
-        """Write the name of a keyword argument."""
         return literal(name) if name.isidentifier() and not keyword.iskeyword(name) else None
 
 
@@ -492,7 +488,6 @@ class _Elements(Notation):
         return self._lark.rule(rule)
 
     def constant(self, value: Any) -> str:
-        """Write one value."""
         match value:
             case list():
                 elements = [self._element(literal(ITEM), self.constant(item)) for item in value]

@@ -129,7 +129,6 @@ class ReasoningBudget:
         return max(1, self._reasoning_left(self._closer.header))
 
     def advance(self, token: int) -> None:
-        """Take the token that was chosen."""
         was_reasoning = self._parser.is_reasoning
         self._room -= 1
         text = self._text_of(token)

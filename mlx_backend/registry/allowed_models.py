@@ -53,41 +53,33 @@ class AllowedModels:
         self._patterns = patterns
 
     def acquire(self, name: str | None, wait: float) -> Lease[Service]:
-        """Lease a language model."""
         with _without_other_names():
             return self._models.acquire(self._resolved(name, "llm"), wait)
 
     def acquire_embedder(self, name: str | None, wait: float, model_type: ModelType) -> Lease[Embedder]:
-        """Lease an embedding or rerank model."""
         with _without_other_names():
             return self._models.acquire_embedder(self._resolved(name, model_type), wait, model_type)
 
     def acquire_any(self, name: str | None, wait: float) -> Lease[Service | Embedder]:
-        """Lease a model of any type."""
         with _without_other_names():
             return self._models.acquire_any(self._resolved(name, None), wait)
 
     def statuses(self) -> Sequence[ModelStatus]:
-        """Return those that are allowed, the default first."""
         allowed = [status for status in self._models.statuses() if self._is_allowed(status)]
         names = {status.name for status in allowed}
         return [status if status.shares in names else replace(status, shares="") for status in allowed]
 
     def status(self, name: str) -> ModelStatus:
-        """Return one model. Raises UnknownModel."""
         return self._find(name)
 
     def describe(self, name: str) -> ModelDescription:
-        """Return what a model can do. Raises UnknownModel."""
         self._find(name)
         return self._models.describe(name)
 
     def files(self, name: str) -> ModelFiles:
-        """Return what a model's files say of themselves. Raises UnknownModel."""
         return self._models.files(self._find(name).name)
 
     def keep(self, name: str | None, seconds: float) -> bool:
-        """Have a model stay in memory for so long after each use. Raises UnknownModel."""
         return self._models.keep(self._resolved(name, None), seconds)
 
     def unload(self, name: str) -> str:

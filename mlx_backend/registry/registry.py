@@ -126,25 +126,21 @@ class MultiModelRegistry:
         self._pool.preload()
 
     def acquire(self, name: str | None, wait: float, *, is_reported: bool = False) -> Lease[Service]:
-        """Lease a language model, loading it if necessary; `is_reported` as for the pool."""
         called = self._called(name)
         self._check_type("llm", called.spec)
         lease = cast("Lease[Service]", self._pool.acquire(called.name, wait, is_reported=is_reported))
         return Lease(called.spec.name, self._view(called, lease.service), lease.release)
 
     def acquire_embedder(self, name: str | None, wait: float, model_type: ModelType) -> Lease[Embedder]:
-        """Lease an embedding or rerank model, loading it if necessary."""
         if name in (None, "", "default"):
             name = self._first_of(model_type, name)
         self._check_type(model_type, self._pool.find(name))
         return cast("Lease[Embedder]", self._pool.acquire(name, wait))
 
     def acquire_any(self, name: str | None, wait: float) -> Lease[Service | Embedder]:
-        """Lease a model of any type."""
         return self._pool.acquire(self._called(name).name, wait)
 
     def statuses(self) -> Sequence[ModelStatus]:
-        """Return every servable model, the default first."""
         services = self._pool.services()
         statuses = [
             _with_service(
@@ -155,7 +151,6 @@ class MultiModelRegistry:
         return sorted(statuses, key=lambda status: status.name != self._default_name)
 
     def status(self, name: str) -> ModelStatus:
-        """Return one model by any of its names. Raises UnknownModel or ModelNotAllowed."""
         found = self._called(name).spec.name
         unloaded = ModelStatus(name=found, state="unloaded", percent=0)
         return next((status for status in self.statuses() if status.name == found), unloaded)
@@ -204,12 +199,10 @@ class MultiModelRegistry:
         return self._catalogue.model_type(self._called(name).spec)
 
     def files(self, name: str) -> ModelFiles:
-        """Return what a model's files say of themselves; nothing before it is downloaded."""
         folder = self._catalogue.folder(self._called(name).spec)
         return model_files(folder) if folder is not None else ModelFiles()
 
     def keep(self, name: str | None, seconds: float) -> bool:
-        """Have a model stay in memory for so long after each use, until it is unloaded; False if it is pinned."""
         return self._pool.keep(self._called(name).name, seconds)
 
     def unload(self, name: str) -> str:

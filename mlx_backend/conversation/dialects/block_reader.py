@@ -181,7 +181,6 @@ class BlockReader(Reader):
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether a block is open."""
         return self._state is _BlockState.REASONING
 
     @property

@@ -43,26 +43,21 @@ class AnySyntax(CallSyntax):
         self._pairs = own if isinstance(own, PairCalls) else PairCalls()
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
-        """Write a call as the family does."""
         return self.own.encode(name, arguments)
 
     def begin(self, body: str) -> StreamedCall | None:
-        """Find JSON arguments."""
         fence = _FENCED.match(body)
         at = fence.end() if fence else 0
         call = self._json.begin(body[at:])
         return replace(call, arguments_at=call.arguments_at + at) if call else None
 
     def is_open(self, body: str) -> bool:
-        """Whether a body ends within a value."""
         return self._syntax_of(body).is_open(body)
 
     def is_whole(self, body: str) -> bool:
-        """Whether a body may end here."""
         return self._syntax_of(body).is_whole(body)
 
     def stream(self, body: str, tools: ToolSet) -> CallReader | None:
-        """Return what reads tags or pairs."""
         syntax = self._syntax_of(body)
         return None if _BEGUN.fullmatch(body.lstrip()) else syntax.stream(body, tools)
 

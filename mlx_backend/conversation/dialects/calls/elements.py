@@ -53,7 +53,6 @@ class ElementCalls(StreamedSyntax):
     """A call's parameters are elements with their names."""
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
-        """Write a call."""
         text = f'\n{NAMESPACE}<invoke name="{name}">{_written(dict(arguments))}{NAMESPACE}</invoke>\n'
         return _pieces(text)
 
@@ -64,11 +63,9 @@ class ElementCalls(StreamedSyntax):
         return tag is None or not (tag["close"] or tag["name"] == "invoke")
 
     def stream(self, body: str, tools: ToolSet) -> CallStream | None:
-        """Return what reads elements."""
         return _ElementStream(tools)
 
     def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
-        """Return nothing: there is no other notation."""
         return ()
 
 
@@ -86,7 +83,6 @@ class _ElementStream(CallStream):
         self._waiting: list[tuple[str, _Element]] = []  # of one name
 
     def read(self) -> Reading:
-        """Read calls."""
         while tag := (yield from self.next_tag()):
             if tag["name"] == "invoke":
                 self._put_waiting()

@@ -59,7 +59,6 @@ class GemmaCalls(StreamedSyntax):
         self.delimiter = delimiter
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
-        """Write a call."""
         return Piece(f"call:{name}"), *_joined(self._encode(dict(arguments)))
 
     def is_open(self, body: str) -> bool:
@@ -67,11 +66,9 @@ class GemmaCalls(StreamedSyntax):
         return not body.rstrip().endswith(("}", "]"))
 
     def stream(self, body: str, tools: ToolSet) -> CallStream | None:
-        """Return what reads calls in Gemma's notation."""
         return _GemmaStream(tools, self.delimiter) if body.lstrip()[:1] not in ("", "{", "[") else None
 
     def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
-        """Return the calls of JSON objects."""
         return _OBJECTS.decode(body, tools) if body.lstrip()[:1] in ("{", "[") else ()
 
     def _encode(self, value: Any) -> Iterator[Piece]:
@@ -144,7 +141,6 @@ class _GemmaStream(CallStream):
         self.has_rest = False  # there is text that is no call
 
     def read(self) -> Reading:
-        """Read calls."""
         while True:
             while not (begins := _CALL.match(self.text)):
                 if self.is_at_end or len(self.text) > _MAX_AHEAD or not _CALL_BEGUN.fullmatch(self.text):

@@ -50,7 +50,6 @@ class NamedJson(CallSyntax):
         self.head = re.compile(head, re.DOTALL) if head else None
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
-        """Write a call."""
         written = [Piece(piece.text.replace("{name}", name), marker=piece.marker) for piece in self._before]
         return *written, Piece(to_json(arguments)), *self._after
 

@@ -51,7 +51,6 @@ class PairCalls(StreamedSyntax):
         self._break = "\n" if lines else ""
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
-        """Write a call."""
         pieces = [Piece(name)]
         if self._separator:
             pieces.append(Piece(self._separator, marker=True))
@@ -81,7 +80,6 @@ class PairCalls(StreamedSyntax):
         return _WHOLE.search(body[-600:]) is not None
 
     def stream(self, body: str, tools: ToolSet) -> CallStream | None:
-        """Return what reads a name and pairs."""
         return _PairStream(tools) if body.lstrip()[:1] not in ("", "{", "[") else None
 
     def decode_other(self, body: str, tools: ToolSet) -> list[DecodedCall]:
@@ -110,7 +108,6 @@ class _PairStream(CallStream):
     __slots__ = ()
 
     def read(self) -> Reading:
-        """Read the call."""
         before: list[str] = []
         tag = yield from self.next_tag(before.append)
         name, key = "".join(before).strip(), ""

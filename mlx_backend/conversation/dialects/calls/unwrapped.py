@@ -96,7 +96,6 @@ class UnwrappedCalls(CallSyntax):
     head = _HEAD
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
-        """Write one as plain JSON."""
         return _OBJECTS.encode(name, arguments)
 
     def first_name(self, body: str) -> tuple[str, int] | None:

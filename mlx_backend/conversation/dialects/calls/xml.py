@@ -99,11 +99,9 @@ class XmlCalls(StreamedSyntax):
         return _WHOLE.search(body[-600:]) is not None
 
     def stream(self, body: str, tools: ToolSet) -> CallStream | None:
-        """Return what reads tags."""
         return _XmlStream(tools, self) if body.lstrip()[:1] not in ("", "{", "[") else None
 
     def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
-        """Return the calls of JSON objects."""
         return _OBJECTS.decode(body, tools) if body.lstrip()[:1] in ("{", "[") else ()
 
     def open_value(self, stream: CallStream, key: str, is_string: str, *, may_be_text: bool) -> OpenValue:
@@ -158,7 +156,6 @@ class _XmlStream(CallStream):
         return super().finish()
 
     def read(self) -> Reading:
-        """Read calls."""
         body: list[str] = []  # of the call, as long as it has no values
         while tag := (yield from self._tag(body.append)):
             is_call, closes = tag["kind"] in _CALLS, bool(tag["close"])

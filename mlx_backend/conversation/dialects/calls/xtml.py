@@ -45,7 +45,6 @@ class XtmlCalls(StreamedSyntax):
     counters: Mapping[str, str] = MappingProxyType({'index="1"': 'index="[0-9]{1,3}"'})
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
-        """Write a call."""
         pieces = [*_tag(f'call tool="{_escaped(name)}" index="1"')]
         for key, value in arguments.items():
             kind = _type_of(value)
@@ -59,11 +58,9 @@ class XtmlCalls(StreamedSyntax):
         return body.rfind(f"{OPEN}argument") > body.rfind(f"{CLOSE}argument")
 
     def stream(self, body: str, tools: ToolSet) -> CallStream | None:
-        """Return what reads elements."""
         return _XtmlStream(tools)
 
     def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
-        """Return nothing: there is no other notation."""
         return ()
 
 
@@ -75,7 +72,6 @@ class _XtmlStream(CallStream):
     __slots__ = ()
 
     def read(self) -> Reading:
-        """Read calls."""
         while tag := (yield from self.next_tag()):
             element, closes, attributes = (
                 tag["element"],
