@@ -71,6 +71,14 @@ def convert(text: str, schema: Any, root: Any = None, *, untyped: Untyped = "tex
     return text
 
 
+def fitted(value: Any, schema: Any, root: Any) -> Any:
+    """Give a quoted text the type of its schema where that has no texts: models quote numbers, too."""
+    types = types_of(schema, root)
+    return (
+        convert(value, schema, root) if isinstance(value, str) and types and "string" not in types else value
+    )
+
+
 def is_text(beginning: str, schema: Any, root: Any, *, untyped: Untyped = "text") -> bool:
     """Whether a value that begins so is its text, whatever follows. It may be one if this is not known yet."""
     if _members(resolve(schema, root)):
@@ -163,12 +171,6 @@ def python_literal(text: str) -> Any:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
     return value
-
-
-def is_json_type(value: Any, name: str) -> bool:
-    """Whether a parsed value has a type of JSON Schema."""
-    found = _TYPES.get(type(value))
-    return found == name or (name == "number" and found == "integer")
 
 
 def _own_types(schema: Mapping[str, Any]) -> Iterator[str]:

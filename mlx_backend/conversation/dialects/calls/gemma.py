@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.argument_values import (
     convert,
-    is_json_type,
+    fitted,
     parse_json,
     property_names,
     property_schema,
@@ -351,13 +351,8 @@ class _GemmaStream(CallStream):
 
     def _put_value(self, place: _Place, text: str) -> None:
         """Put out a text. Models put numbers between delimiters, too: then the schema says so."""
-        types = types_of(place.schema, self.parameters) if not place.depth else frozenset[str]()
-        value: Any = text
-        if types and "string" not in types:
-            converted = convert(text, place.schema, self.parameters)
-            value = converted if any(is_json_type(converted, name) for name in types) else text
         self._open(place)
-        self.write(to_json(value))
+        self.write(to_json(text if place.depth else fitted(text, place.schema, self.parameters)))
 
     # text
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.argument_values import (
     convert,
-    is_json_type,
+    fitted,
     offered_property,
     property_names,
     property_schema,
@@ -196,11 +196,11 @@ class _PythonStream(CallStream):
                 elif not isinstance(value, dict):
                     return False
                 for name, item in value.items():
-                    fitted = _fitted(item, property_schema(self.parameters, name), self.parameters)
+                    item = fitted(item, property_schema(self.parameters, name), self.parameters)
                     if self._held is None:
-                        self.put(name, fitted)
+                        self.put(name, item)
                     else:
-                        self._held[-1][1].append((name, fitted))
+                        self._held[-1][1].append((name, item))
             if (yield from self.skip(_BLANKS)) == ",":
                 self.text = self.text[1:]
             elif self.text[:1] != ")":
@@ -436,7 +436,7 @@ def _decoded(node: ast.Call, tools: ToolSet) -> DecodedCall:
         else:
             raise _NoCallError
     typed = {
-        key: _fitted(value, property_schema(parameters, key), parameters) for key, value in arguments.items()
+        key: fitted(value, property_schema(parameters, key), parameters) for key, value in arguments.items()
     }
     return DecodedCall(name, to_json(typed))
 
@@ -470,10 +470,6 @@ def _dotted(node: ast.expr) -> str:
     return ".".join([node.id, *reversed(names)])
 
 
-class _Word(str):
-    """A name where a value stands: a text without quotation marks."""
-
-
 def _value(node: ast.expr, depth: int = 0) -> Any:
     if depth > 100:
         raise _NoCallError
@@ -494,10 +490,8 @@ def _value(node: ast.expr, depth: int = 0) -> Any:
             return {
                 _key(key, depth): _value(value, depth + 1) for key, value in zip(keys, values, strict=True)
             }
-        case ast.Name(id=name) if name in _CONSTANTS:
-            return _CONSTANTS[name]
-        case ast.Name(id=name):
-            return _Word(name)
+        case ast.Name(id=name):  # or a text without quotation marks
+            return _CONSTANTS.get(name, name)
     raise _NoCallError
 
 
@@ -506,15 +500,6 @@ def _key(node: ast.expr | None, depth: int) -> str:
         raise _NoCallError
     key = _value(node, depth + 1)
     return key if isinstance(key, str) else to_json(key)
-
-
-def _fitted(value: Any, schema: Any, root: Any) -> Any:
-    """Give a text the type of its schema where that has no texts: models put numbers into quotation marks."""
-    types = types_of(schema, root)
-    if isinstance(value, str) and types and "string" not in types:
-        converted = convert(value, schema, root)
-        return converted if any(is_json_type(converted, name) for name in types) else str(value)
-    return value
 
 
 def _shell_calls(text: str, tools: ToolSet) -> list[DecodedCall]:
