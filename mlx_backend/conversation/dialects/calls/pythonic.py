@@ -146,6 +146,9 @@ class _PythonStream(CallStream):
         while True:
             while not (begins := _CALL.match(self.text)):
                 if self.is_at_end or len(self.text) > _MAX_AHEAD or not _CALL_BEGUN.fullmatch(self.text):
+                    if self._held and self.is_at_end and not self.text.strip("`],; \t\r\n"):
+                        self._put_held()
+                        self.end_call()
                     return
                 yield
             if begins[1] == "print":
@@ -303,6 +306,8 @@ class _PythonStream(CallStream):
                 parts.append(quote)
                 self.text = self.text[len(quote) :]
                 return
+            else:
+                parts.append("\\")  # a mark in the text that the model left as it is
             parts.append(self.text[:size])
             self.text = self.text[size:]
 
