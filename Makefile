@@ -122,7 +122,7 @@ $(VENV)/.soak: tests/soak/requirements.txt
 check: $(VENV)/.ready-dev ## ruff, types, lock, versions
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy
+	$(RUN) -m mypy --num-workers auto
 	$(RUN) .ci/lock.py --check
 
 format: $(VENV)/.ready-dev ## format and fix with ruff

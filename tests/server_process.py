@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COMMAND = [sys.executable, "-m", "mlx_backend"]
-ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+# A server has a thread for each request that may wait; many servers at once would have more than some systems allow.
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "MLX_BACKEND_MAX_QUEUE": "16"}
 
 
 def endless_completion() -> bytes:

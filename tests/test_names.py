@@ -18,6 +18,8 @@ type Modules = dict[str, list[ast.AST]]
 # Begins with an underscore, and is public all the same.
 PUBLIC = {
     "_exit",  # os: documented
+    "_asdict",  # of named tuples: documented, as is the next
+    "_replace",
     "_SubParsersAction",  # argparse: the type of what a documented method returns
     "_typeshed",  # types alone
     "_calc_response_usage",  # Dify's SDK: its documentation tells a model to call it

@@ -196,27 +196,14 @@ def test_pull_shows_bytes_speed_and_time_stops_at_ctrl_c_and_goes_on(
     assert again > 0
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (
-            Fault(401, {"X-Error-Code": "RepoNotFound"}),
-            "no Hugging Face repository 'maker/demo', or it is private",
-        ),
-        (Fault(403, {"X-Error-Code": "GatedRepo"}), "only to those who have accepted its terms"),
-        (Fault(500), "Hugging Face could not deliver 'maker/demo' (HTTP status 500): try again later."),
-    ],
-)
-def test_an_error_at_the_start_is_one_line(
-    server: HubServer, tmp_path: Path, fault: Fault, message: str
-) -> None:
-    server.faults["api"] = fault
+def test_an_error_at_the_start_is_one_line(server: HubServer, tmp_path: Path) -> None:
+    server.faults["api"] = Fault(401, {"X-Error-Code": "RepoNotFound"})
     with Start(server, tmp_path) as start:
         _, errors = start.process.communicate(timeout=60)
     assert start.process.returncode == 1
     (line,) = (each for each in errors.splitlines() if " INFO Matrix products: " not in each)
     assert line.startswith("mlx-backend: ")
-    assert message in line
+    assert "no Hugging Face repository 'maker/demo', or it is private" in line
 
 
 def test_a_terminal_shows_one_bar_that_is_gone_when_the_model_is_there(

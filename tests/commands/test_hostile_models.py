@@ -25,11 +25,8 @@ if TYPE_CHECKING:
     from server_process import ServerProcess
 
 SENTENCE = "cannot be used: it takes"
-SOME = (
-    *("a list doubled, then printed", "a list doubled, then compared", "a text doubled", "an indent"),
-    *("lists added up", "paragraphs of nothing", "loops in loops", "a macro that calls itself twice"),
-)
-"""Of each kind one; all of them are tried in tests/models/test_templates.py."""
+SOME = ("a list doubled, then printed", "paragraphs of nothing", "a macro that calls itself twice")
+"""All of them are tried in tests/models/test_templates.py."""
 GROWN = HOSTILE["a text doubled"]
 WITH_A_WORD = f"{{% if 'boom' in messages[0].content %}}{GROWN}{{% endif %}}{{{{ messages[0].content }}}}"
 

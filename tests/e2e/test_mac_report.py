@@ -17,8 +17,18 @@ SCRIPT = ROOT / "tests" / "e2e" / "mac_report.py"
 
 
 def run(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), "--rounds", "1", "--output", str(output), *arguments]
-    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--rounds",
+        "1",
+        "--prompts",
+        "64",
+        "256",
+        "--output",
+        str(output),
+    ]
+    return subprocess.run([*command, *arguments], cwd=ROOT, check=False, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +49,7 @@ def figure(report: str, name: str) -> str:
 def test_every_part_has_its_figures(report: str) -> None:
     assert "| failed |" not in report
     assert figure(report, "model") == "mlx-demo"
-    for name in ("mlx", "mlx-lm", "memory", "loaded in", "active memory at 100%", "prefill of 512 tokens"):
+    for name in ("mlx", "mlx-lm", "memory", "loaded in", "active memory at 100%", "prefill of 256 tokens"):
         assert re.search(r"\d", figure(report, name)), name
     both = re.findall(r"^\| (decode alone|8 replies at once) \| [\d.]+ tokens/s", report, re.MULTILINE)
     assert both == ["decode alone", "8 replies at once"] * 2  # the engine, and mlx-lm's batch generator

@@ -99,7 +99,6 @@ def replicas(tmp_path: Path) -> Iterator[Replicas]:
                 process.kill()
 
 
-@pytest.mark.timeout(120)
 def test_replicas_keep_a_conversation_and_one_that_drains_hands_over_all_others(replicas: Replicas) -> None:
     """One test, as two servers take a while to start."""
     # The same session goes to the same machine, by whatever header; sessions are spread over both.

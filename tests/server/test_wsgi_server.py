@@ -137,10 +137,14 @@ def test_a_request_that_comes_a_byte_at_a_time_is_answered(stack: ExitStack) -> 
 
 
 @pytest.mark.parametrize(
-    ("sent", "part"), [(b"POST /v1/ch", "head"), (CHAT + b"Content-Length: 50\r\n\r\n{", "body")]
+    ("limit", "sent", "part"),
+    [
+        ("head_seconds", b"POST /v1/ch", "head"),
+        ("stalled_seconds", CHAT + b"Content-Length: 50\r\n\r\n{", "body"),
+    ],
 )
-def test_a_request_that_does_not_go_on_is_a_408(stack: ExitStack, sent: bytes, part: str) -> None:
-    started = start(stack, head_seconds=0.1, stalled_seconds=0.1)
+def test_a_request_that_does_not_go_on_is_a_408(stack: ExitStack, limit: str, sent: bytes, part: str) -> None:
+    started = start(stack, **{limit: 0.1})
     assert message(started.connect(sent)) == (408, f"The {part} of the request did not arrive in time.")
 
 

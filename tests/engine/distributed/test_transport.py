@@ -152,7 +152,15 @@ def test_a_rank_that_ends_as_soon_as_it_has_connected_is_waited_for_again(
         end.close()
 
 
-def test_a_rank_that_does_not_come_is_named() -> None:
+def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept_one = Leader._accept_one
+
+    def accept_the_first(leader: Leader, _timeout: float) -> None:
+        if leader._wires:
+            raise TimeoutError
+        accept_one(leader, SOON)
+
+    monkeypatch.setattr(Leader, "_accept_one", accept_the_first)
     leader = Leader(3, ["127.0.0.1"])
     with ThreadPoolExecutor() as threads:
         connecting = threads.submit(Follower, 1, leader.endpoint)

@@ -289,7 +289,6 @@ store.flush()
 
 ENDINGS = {
     "idle": "store.write([1] * 1024, large(1)); store.flush()",
-    "never used": "",
     "busy": "for first in range(4): store.write([first] * 1024, large(64))",
     "in the middle of a file": """
 begun = threading.Event()

@@ -28,9 +28,10 @@ from mlx_backend.models.engine_options import EngineOptions
 
 REPLY = 24  # tokens
 WITH_STATES = (
-    *("qwen3_5", "qwen3_next", "lfm2", "nemotron_h", "mamba2", "kimi_linear", "granitemoehybrid"),
+    *("qwen3_5", "kimi_linear", "mamba2"),
     *("falcon_h1", "recurrent_gemma"),  # states and keys in one layer; windows next to states
 )
+"""Of each kind one. Most are tried with drafts in test_architectures.py, and all by `make matrix`."""
 
 
 def requests(count: int, **fields: Any) -> list[GenerationRequest]:
@@ -138,7 +139,7 @@ def test_others_join_a_reply_whose_last_drafts_were_wrong(
     with loaded_batch(folder) as plain:
         expected = tokens(alone(plain, asked))
     with loaded_batch(folder, draft_model=str(other), draft_tokens=3) as drafting:
-        for step in range(2, 7):
+        for step in (2, 3, 5):
             assert tokens(generate(drafting, asked, arrivals={1: step, 2: step + 2})) == expected
     assert any(replayed)
 
@@ -146,7 +147,7 @@ def test_others_join_a_reply_whose_last_drafts_were_wrong(
 def test_what_is_cached_of_a_reply_with_drafts_continues_as_without_them(
     model: Path, half_right: Path
 ) -> None:
-    asked = [replace(each, max_tokens=count) for count in range(12, 20) for each in requests(2)]
+    asked = [replace(each, max_tokens=count) for count in range(16, 20) for each in requests(2)]
     with loaded_batch(model) as plain:
         first = tokens(alone(plain, asked))
         turns = [
@@ -209,7 +210,7 @@ class Fails(WrappedNetwork):
         return logits
 
 
-@pytest.mark.parametrize("at", range(1, 6))
+@pytest.mark.parametrize("at", [1, 3])
 def test_a_verification_that_fails_leaves_everything_as_it_was(
     model: Path, half_right: Path, at: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

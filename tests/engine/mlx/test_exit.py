@@ -17,10 +17,9 @@ while not isinstance(generation.next(), TokenDelta):
     pass
 """
 ENDINGS = {
-    "in mid-generation": ("", 0),
     "after the generation": ("list(generation)", 0),
     "after stopping the engine": ("engine.stop()", 0),
-    "with a status": ("sys.exit(3)", 3),
+    "in mid-generation, with a status": ("sys.exit(3)", 3),
     "with an exception": ("raise ValueError('ours')", 1),
     "by a signal": (
         "signal.signal(signal.SIGTERM, lambda *_: (engine.stop(), sys.exit(0)))\n"

@@ -117,6 +117,24 @@ def watched() -> Iterator[Any]:
         batch.unload()
 
 
+@pytest.fixture(scope="module", params=["windowed", "qwen"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def decoding_requests() -> list[GenerationRequest]:
+    return [request_for(prompt(at, 40 + at), 50) for at in range(6)]
+
+
+@pytest.fixture(scope="module")
+def decoded_alone(models: dict[str, Path], kind: str) -> list[list[int] | EngineError]:
+    """What `decoding_requests` are answered, one after the other."""
+    alone = Watched(models[kind], cache_bytes=0)
+    found = [alone.answers([request])[0] for request in decoding_requests()]
+    alone.unload()
+    return found
+
+
 def prompt(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(10, 60), k=length)
 
@@ -126,8 +144,7 @@ def request_for(tokens: Sequence[int], count: int = 12, **fields: Any) -> Genera
 
 
 @pytest.mark.parametrize("few_logits", [False, True], ids=["one run", "two runs"])
-@pytest.mark.parametrize("lengths", [(9, 9, 9), (9, 14, 7, 11), (3, 4, 30, 200, 180, 5)], ids=str)
-@pytest.mark.parametrize("kind", ["windowed", "qwen"])
+@pytest.mark.parametrize("lengths", [(9, 9, 9), (3, 4, 30, 200, 180, 5)], ids=str)
 def test_prompts_that_arrive_together_are_prefilled_in_one_run_and_answered_as_each_is_alone(
     models: dict[str, Path], watched: Any, kind: str, lengths: tuple[int, ...], few_logits: bool
 ) -> None:
@@ -146,13 +163,10 @@ def test_prompts_that_arrive_together_are_prefilled_in_one_run_and_answered_as_e
 
 @pytest.mark.parametrize("few_logits", [False, True], ids=["one run", "two runs"])
 @pytest.mark.parametrize("num_decoding", [1, 3])
-@pytest.mark.parametrize("kind", ["windowed", "qwen"])
 def test_new_prompts_are_prefilled_in_the_run_that_decodes_the_next_tokens_of_the_replies(
-    models: dict[str, Path], watched: Any, kind: str, num_decoding: int, few_logits: bool
+    models: dict[str, Path], watched: Any, kind: str, decoded_alone: Any, num_decoding: int, few_logits: bool
 ) -> None:
-    requests = [request_for(prompt(at, 40 + at), 50) for at in range(6)]
-    alone = watched(models[kind], cache_bytes=0)
-    expected = [alone.answers([request])[0] for request in requests]
+    requests = decoding_requests()
     batch = watched(models[kind], cache_bytes=0, few_logits=few_logits)
     for key in range(num_decoding):
         batch.insert(key, requests[key])
@@ -167,11 +181,10 @@ def test_new_prompts_are_prefilled_in_the_run_that_decodes_the_next_tokens_of_th
     assert together == [(num_decoding, 1), *((1, last) for last in lasts)]
     assert ahead == ([[(1, 39 + at) for at in range(num_decoding, 6)]] if few_logits else [])
     rest = batch.take(60)
-    assert [before.get(key, []) + step.get(key, []) + rest[key] for key in range(6)] == expected
+    assert [before.get(key, []) + step.get(key, []) + rest[key] for key in range(6)] == decoded_alone
     assert all(len(run) == 1 for run in batch.runs[len(ahead) + 1 :])
 
 
-@pytest.mark.parametrize("kind", ["windowed", "qwen"])
 def test_where_a_network_cannot_be_run_packed_each_prompt_is_prefilled_by_itself(
     models: dict[str, Path], watched: Any, kind: str
 ) -> None:
@@ -253,7 +266,6 @@ def test_a_prompt_that_others_should_precede_is_prefilled_in_small_chunks(
 
 
 @pytest.mark.parametrize("few_logits", [False, True], ids=["one run", "two runs"])
-@pytest.mark.parametrize("kind", ["windowed", "qwen"])
 def test_a_run_of_several_prompts_caches_each_ones_own_prefixes(
     models: dict[str, Path], watched: Any, kind: str, few_logits: bool
 ) -> None:
@@ -269,7 +281,6 @@ def test_a_run_of_several_prompts_caches_each_ones_own_prefixes(
 
 
 @pytest.mark.parametrize("lengths", [(1, 2, 3, 9), (70, 33, 200), (300,)], ids=str)
-@pytest.mark.parametrize("kind", ["windowed", "qwen"])
 def test_chunks_that_are_filled_up_are_answered_and_cached_as_if_they_were_not(
     models: dict[str, Path], watched: Any, kind: str, lengths: tuple[int, ...]
 ) -> None:
@@ -325,25 +336,22 @@ def test_prompts_for_different_adapters_are_not_prefilled_together(
     assert batch.runs[:4] == [[(1, 10), (1, 10)], [(1, 10), (1, 10)], [(2, 1)], [(2, 1)]]
 
 
-@pytest.mark.parametrize("num_decoding", [0, 1, 3])
-@pytest.mark.parametrize("kind", ["windowed", "qwen"])
+@pytest.mark.parametrize("num_decoding", [0, 3])
 def test_a_prompt_that_fails_beside_others_fails_alone_and_leaves_their_replies_unchanged(
-    models: dict[str, Path], watched: Any, kind: str, num_decoding: int
+    models: dict[str, Path], watched: Any, kind: str, decoded_alone: Any, num_decoding: int
 ) -> None:
-    requests = [request_for(prompt(at, 50 + at), 40) for at in range(5)]
-    alone = watched(models[kind], cache_bytes=0)
-    expected = [alone.answers([request])[0] for request in requests]
+    requests = decoding_requests()
     batch = watched(models[kind], cache_bytes=0)
     for key in range(num_decoding):
         batch.insert(key, requests[key])
     before = batch.take(20)
-    for key in range(num_decoding, 5):
+    for key in range(num_decoding, 6):
         batch.insert(key, requests[key])
     batch.poison = 7
-    batch.insert(5, request_for([*prompt(7, 8), batch.poison, 9]))
-    after = batch.take(50)
-    assert "Unable to allocate 99 bytes" in str(after.pop(5))
-    assert [before.get(key, []) + after[key] for key in range(5)] == expected
+    batch.insert(6, request_for([*prompt(7, 8), batch.poison, 9]))
+    after = batch.take(60)
+    assert "Unable to allocate 99 bytes" in str(after.pop(6))
+    assert [before.get(key, []) + after[key] for key in range(6)] == decoded_alone
 
 
 def test_a_reply_of_one_token_ends_beside_others_that_continue(models: dict[str, Path], watched: Any) -> None:

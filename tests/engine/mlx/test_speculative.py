@@ -40,19 +40,27 @@ def reply_tokens(engine: Engine, prompt: Sequence[int], sampling: Sampling, coun
     return [item.token for item in items if isinstance(item, TokenDelta)]
 
 
-@pytest.mark.parametrize("count", [1, 6])
-@pytest.mark.parametrize("source", ["the same model", "another model", "the text"])
-def test_every_reply_is_the_one_without_drafts(windowed: Path, other: Path, source: str, count: int) -> None:
+def replies(engine: Engine) -> list[list[int]]:
+    return [reply_tokens(engine, prompt, each) for prompt in prompts(engine) for each in SAMPLINGS]
+
+
+@pytest.fixture(scope="module")
+def expected(windowed: Path) -> list[list[int]]:
+    with load_engine(windowed, cache_bytes=0) as plain:
+        return replies(plain)
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [("the same model", 6), ("another model", 1), ("another model", 6), ("the text", 6)],
+)
+def test_every_reply_is_the_one_without_drafts(
+    windowed: Path, other: Path, source: str, count: int, expected: list[list[int]]
+) -> None:
     draft = {"the same model": str(windowed), "another model": str(other)}.get(source)
-    with (
-        load_engine(windowed, cache_bytes=0) as plain,
-        drafting_engine(
-            windowed, draft_model=draft, draft_from_text=draft is None, draft_tokens=count
-        ) as drafting,
-    ):
-        for prompt in prompts(plain):
-            for sampling in SAMPLINGS:
-                assert reply_tokens(drafting, prompt, sampling) == reply_tokens(plain, prompt, sampling)
+    options = {"draft_model": draft, "draft_from_text": draft is None, "draft_tokens": count}
+    with drafting_engine(windowed, **options) as drafting:
+        assert replies(drafting) == expected
 
 
 def test_right_drafts_save_steps(windowed: Path) -> None:
