@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_backend.conversation.json_values import is_too_deep
+from mlx_backend.declaration import declared, within
 from mlx_backend.models.config_names import with_both_names
 from mlx_backend.models.templates import stand_in
+from mlx_backend.settings import SamplingSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,7 +46,12 @@ _MAX_CONTEXT = 1 << 31
 """Tokens. A larger number, as 10**30 in many a file, says that no limit is known."""
 # Of one architecture: elsewhere the name says something else.
 _OWN_CONTEXT_KEYS = {"lille-130m": "block_size"}
-_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_ADVICE = {
+    name: declared(SamplingSettings)[name].kind.limits
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+}
+"""What makers recommend, with the limits of each."""
+_LARGEST = 1e9
 MAX_JSON_BYTES = 16 << 20
 """Bytes of a file that should be small."""
 _MAX_TEMPLATE_BYTES = 512 << 10
@@ -187,16 +194,19 @@ def vocabulary_size(config: Mapping[str, Any]) -> int | None:
 
 
 def sampling_advice(folder: Path) -> dict[str, float]:
-    """Return what generation_config.json recommends, by the names of `Sampling`; greedy if do_sample is false."""
+    """Return what generation_config.json recommends, by the names of `Sampling`; greedy if do_sample is false.
+
+    A number that no request may have is left out: it would refuse them all.
+    """
     config = read_json_or_empty(folder / "generation_config.json")
-    advice = {
-        name: config[name]
-        for name in _SAMPLING_KEYS
-        if isinstance(config.get(name), int | float) and not isinstance(config.get(name), bool)
-    }
+    advice = {name: config[name] for name in _ADVICE if _is_advice(config.get(name), _ADVICE[name])}
     if config.get("do_sample") is False:
         advice["temperature"] = 0.0
     return advice
+
+
+def _is_advice(value: Any, limits: Mapping[str, Any]) -> bool:
+    return type(value) in (int, float) and abs(value) < _LARGEST and within(value, limits)
 
 
 def chat_template(folder: Path) -> str | None:

@@ -96,12 +96,17 @@ def weights(**changes: Any) -> Change:
         without("tokenizer_config.json"),
         written("generation_config.json", '{"eos_token_id": "x", "temperature": "hot"}'),
         written("generation_config.json", '{"eos_token_id": [-1, 99999]}'),
+        written(
+            "generation_config.json", '{"repetition_penalty": 0, "top_p": -4, "min_p": NaN, "top_k": 1e999}'
+        ),
     ],
 )
 def test_what_does_no_harm_is_not_in_the_way(change: Change, folder: Path) -> None:
     change(folder)
     assert problem_of(folder, "mine") == ""
-    assert load_model(folder).name == "mine"
+    loaded = load_model(folder)
+    assert loaded.name == "mine"
+    assert loaded.sampling_defaults.keys() <= {"temperature"}
 
 
 @pytest.mark.parametrize(
