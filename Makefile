@@ -176,7 +176,7 @@ models: $(VENV)/.ready ## write the files of the predefined models from their ta
 	@$(RUN) -m dify_mlx_provider.packaging.predefined
 
 docs: $(VENV)/.ready-dev ## write the references of settings, clients and others into docs/
-	@$(RUN) -m mlx_backend.commands.reference docs/settings.md docs/families.md docs/shared-server.md docs/clients.md docs/cli.md
+	@$(RUN) .ci/docs_reference.py docs/settings.md docs/families.md docs/shared-server.md docs/clients.md docs/cli.md
 
 lock: $(VENV)/.ready-dev ## write requirements.lock anew (ARGS=--upgrade: with the newest versions)
 	$(RUN) .ci/lock.py $(ARGS)

@@ -4,7 +4,7 @@
 
 From such fields of a dataclass follow an option of `mlx-backend serve` and its environment variable
 (commands/options.py), a key of the models file (registry/config_file.py), a field of a request
-(api/reply_fields.py), and a row of docs/settings.md (commands/reference.py).
+(api/reply_fields.py), and a row of docs/settings.md (.ci/docs_reference.py).
 
 Knows no setting, no argparse and no HTTP; pydantic is imported only when a type for it is asked for.
 """

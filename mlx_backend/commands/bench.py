@@ -3,20 +3,21 @@
 Measured as a client sees it, over HTTP: seconds to the first token, and tokens a second from then on. Every figure is a
 median with its quartiles, next to the load of the machine. No prompt shares more than its first words with another,
 so that no cache answers for the model. Where no server runs, this process is one too, and reading replies takes time
-from it: little, next to that of a real model's step. Draws its own small SVG; knows nothing of engines.
+from it: little, next to that of a real model's step. Knows nothing of engines.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import random
+import re
 import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +28,14 @@ from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.commands.running_server import RunningServer, add_server_options, name_on_server
 from mlx_backend.commands.serve import serving
 from mlx_backend.commands.stop_signals import raise_interrupts
-from mlx_backend.commands.terminal import add_json_option, console, print_json, print_table
+from mlx_backend.commands.terminal import add_json_option, console, print_json, table
 from mlx_backend.demo import MODEL_NAME
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
+
+    from rich.console import Console, RenderableType
 
 CONTEXTS = (256, 2048, 8192, 32_768)
 """Tokens of prompts; those that the model has room for."""
@@ -40,9 +43,10 @@ REQUESTS = (1, 2, 4, 8)
 RUNS, TOKENS, EFFORT_TOKENS = 3, 128, 4096
 SHORT = 256
 """Tokens of a prompt where its length is not what is varied."""
+SVG_COLUMNS = 120
 BUSY = 0.25
 """Load for each processor from which on figures are said to be too low."""
-_WORDS = (
+_WORDS = [
     "amber",
     "birch",
     "cedar",
@@ -55,7 +59,7 @@ _WORDS = (
     "maple",
     "ocean",
     "pine",
-)
+]
 _QUESTION = "How many days are there in seven weeks and two days? Then write down the names of all months."
 
 
@@ -119,6 +123,11 @@ class Row:
     total_rate: Figure | None
     tokens: int
     reasoning_tokens: int
+
+    @property
+    def shown_rate(self) -> Figure | None:
+        """That of all, where requests at once are what varies."""
+        return self.total_rate if self.case.varies == "requests" else self.rate
 
     @classmethod
     def of(cls, case: Case, runs: Sequence[Sequence[TimedReply]]) -> Row:
@@ -251,7 +260,7 @@ def _measure(server: RunningServer, name: str, arguments: argparse.Namespace) ->
     if arguments.json:
         print_json({**about, "rows": [row.as_json() for row in rows]})
     else:
-        _show(about, rows)
+        _show(about, rows, console())
     if arguments.svg:
         write_file(arguments.svg, drawn(about, rows))
     return 0
@@ -350,31 +359,31 @@ def label(row: Row) -> str:
     ]
 
 
-def _show(about: dict[str, Any], rows: Sequence[Row]) -> None:
-    for varies in _HEADS:
-        chosen = [row for row in rows if row.case.varies == varies]
-        head = [_HEADS[varies], "first token, s", "tokens/s"]
-        more: list[tuple[str, Callable[[Row], str]]] = []
+def _show(about: dict[str, Any], rows: Sequence[Row], drawing: Console, *, has_bars: bool = False) -> None:
+    from rich.bar import Bar
+
+    largest = max((row.shown_rate.median for row in rows if row.shown_rate), default=1.0)
+    for varies, head in _HEADS.items():
+        columns: dict[str, Callable[[Row], RenderableType]] = {
+            head: label,
+            "first token, s": lambda row: row.first.text(2) if row.first else "",
+            "tokens/s": lambda row: row.rate.text(1) if row.rate else "",
+        }
         if varies == "effort":
-            more = [
-                ("first of the answer, s", lambda row: row.answer.text(2) if row.answer else "not reached"),
-                ("reasoning tokens", lambda row: f"{row.reasoning_tokens:,}"),
-            ]
+            columns["first of the answer, s"] = lambda row: (
+                row.answer.text(2) if row.answer else "not reached"
+            )
+            columns["reasoning tokens"] = lambda row: f"{row.reasoning_tokens:,}"
         if varies == "requests":
-            more = [("tokens/s of all", lambda row: row.total_rate.text(1) if row.total_rate else "")]
-        table = [
-            [
-                label(row),
-                row.first.text(2) if row.first else "",
-                row.rate.text(1) if row.rate else "",
-                *(cell(row) for _, cell in more),
-            ]
-            for row in chosen
-        ]
-        if table:
-            print_table([*head, *(name for name, _ in more)], table)
-            console().print()
-    console().print("\n".join(remarks(about, rows)))
+            columns["tokens/s of all"] = lambda row: row.total_rate.text(1) if row.total_rate else ""
+        if has_bars:
+            columns[""] = lambda row: Bar(
+                largest, 0, row.shown_rate.median if row.shown_rate else 0, width=24
+            )
+        if chosen := [row for row in rows if row.case.varies == varies]:
+            drawing.print(table(list(columns), [[cell(row) for cell in columns.values()] for row in chosen]))
+            drawing.print()
+    drawing.print("\n".join(remarks(about, rows)))
 
 
 def remarks(about: dict[str, Any], rows: Sequence[Row]) -> list[str]:
@@ -395,48 +404,11 @@ def remarks(about: dict[str, Any], rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-BAR, LABELS, LINE, WIDTH = 300, 90, 22, 760
-"""The drawing's measures, in pixels."""
-
-
 def drawn(about: dict[str, Any], rows: Sequence[Row]) -> str:
-    """Return a drawing: for each row a bar of tokens a second with its quartiles, and seconds to the first token."""
-    left, y, parts = LABELS + 10, 30, list[str]()
-    shown = {row: row.total_rate if row.case.varies == "requests" else row.rate for row in rows}
-    largest = max((figure.high for figure in shown.values() if figure), default=1.0)
-    for varies, head in _HEADS.items():
-        chosen = [row for row in rows if row.case.varies == varies]
-        if not chosen:
-            continue
-        of_all = " of all" if varies == "requests" else ""
-        parts.append(
-            _text_at(10, y, f"{head}: tokens/s{of_all}, and seconds to the first token", "font-weight='bold'")
-        )
-        for row in chosen:
-            y += LINE
-            parts.append(_text_at(LABELS, y, label(row), "text-anchor='end'"))
-            if (figure := shown[row]) is not None:
-                scale = BAR / largest
-                parts.append(
-                    f"<rect x='{left}' y='{y - 12}' width='{figure.median * scale:.1f}' height='14' fill='#4c78a8'/>"
-                    f"<path d='M{left + figure.low * scale:.1f} {y - 5}H{left + figure.high * scale:.1f}' "
-                    "stroke='#f58518' stroke-width='3'/>"
-                )
-                first = f", first token after {row.first.text(2)} s" if row.first else ""
-                parts.append(
-                    _text_at(LABELS + 20 + int(figure.high * scale), y, f"{figure.median:.1f}{first}")
-                )
-        y += 2 * LINE
-    for line in remarks(about, rows):
-        for piece in line.split(". "):
-            parts.append(_text_at(10, y, piece.rstrip(".") + ".", "font-size='11'"))
-            y += 16
-    style = "font-family='system-ui, sans-serif' font-size='13' fill='#222'"
-    return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{y}' viewBox='0 0 {WIDTH} {y}' {style}>"
-        f"<rect width='{WIDTH}' height='{y}' fill='white'/>{''.join(parts)}</svg>\n"
-    )
+    """Return what is shown, with bars, as an SVG."""
+    from rich.console import Console
 
-
-def _text_at(x: int, y: int, text: str, style: str = "") -> str:
-    return f"<text x='{x}' y='{y}' {style}>{escape(text)}</text>"
+    drawing = Console(record=True, width=SVG_COLUMNS, file=io.StringIO(), markup=False, highlight=False)
+    _show(about, rows, drawing, has_bars=True)
+    svg = drawing.export_svg(title=f"mlx-backend bench {about['model']}")
+    return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # which a browser would fetch elsewhere

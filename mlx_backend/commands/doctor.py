@@ -14,11 +14,11 @@ import socket
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_backend import __version__, version_and_commit
 from mlx_backend.clients import KEY_VARIABLE, LOOPBACK, ServerAccess
@@ -74,7 +74,8 @@ _PRODUCT = 64.0**3
 _INSTALL_AGAIN = "Install again, in the way it was"
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Finding:
     """What one check found, in a sentence, and what to do about it."""
 
     state: State
@@ -109,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             _show(finding)
     if arguments.json:
-        listed = [{name: without_secrets(text) for name, text in each._asdict().items()} for each in findings]
+        listed = [{name: without_secrets(text) for name, text in asdict(each).items()} for each in findings]
         print_json({"findings": listed, "report": problem_report(findings)})
     else:
         _show_end(findings)
@@ -151,7 +152,7 @@ def checks(arguments: argparse.Namespace) -> Iterator[Finding]:
                 f"this could not be looked at ({reason})", f"{_INSTALL_AGAIN}: make setup, uv tool or pipx."
             )
         if found is not None:
-            yield found._replace(about=about)
+            yield replace(found, about=about)
 
 
 def check_system(machine: Machine) -> Finding:

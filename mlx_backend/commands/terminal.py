@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Sequence
 
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -65,14 +65,19 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     A terminal that is too narrow wraps its lines: a name is never cut, and can be copied.
     """
+    _print_trimmed(table(head, rows), folds=False)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[RenderableType]]) -> Table:
+    """Return rows under their headings, in columns."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    made = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     for name in head:
-        table.add_column(name, overflow="fold")
+        made.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*row)
-    _print_trimmed(table, folds=False)
+        made.add_row(*row)
+    return made
 
 
 def print_fields(fields: Iterable[tuple[str, str]]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from docs_reference import families_reference, main, replace_reference, settings_reference
 
 import mlx_backend
 from mlx_backend.commands.options import options_by_group
-from mlx_backend.commands.reference import families_reference, main, replace_reference, settings_reference
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.registry.config_file import MODEL_KEYS
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from docs_reference import commands_reference, settings_reference
 from embedding_models import write_qwen_embedding, write_ranking_roberta
 from readme_blocks import Command, blocks, commands, differences
 from tour import server
 
-from mlx_backend.commands.reference import commands_reference, settings_reference
 from mlx_backend.commands.start_lines import HINT_ELSEWHERE, HINT_ON_A_MAC
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.device.machine import this_machine

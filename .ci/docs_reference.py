@@ -1,8 +1,8 @@
 """References in Markdown, made from the declarations: what pages of docs/ show between their markers.
 
-    python -m mlx_backend.commands.reference docs/*.md      # writes them there (make docs)
+    python .ci/docs_reference.py docs/*.md      # writes them there (make docs)
 
-No command of `mlx-backend`. Knows how settings and model families are declared; what they mean is theirs to say.
+Knows how settings and model families are declared; what they mean is theirs to say.
 """
 
 from __future__ import annotations
