@@ -83,5 +83,6 @@ class SingleModelRegistry:
             running=status.running,
             waiting=status.waiting,
             detail=status.detail,
+            drafts=status.drafts,
             pinned=True,
         )

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     models = LocalModels(arguments)
     model = models.find(arguments.model)
     described = model.description
-    memory = _memory(model) if described.kind == "llm" else {}
+    memory, drafts = _memory(model) if described.kind == "llm" else ({}, "")
     if arguments.json:
         details = {
             "dialect": described.dialect,
@@ -39,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
             "template": _template(model),
             "sampling": dict(described.sampling),
             "memory": {str(tokens): nbytes for tokens, nbytes in memory.items()},
+            "drafts": drafts,
         }
         print_json(model.as_json(models.room) | details)
         return 0
@@ -61,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
             ("template", _template(model)),
             ("sampling", ", ".join(f"{name} {value}" for name, value in described.sampling.items())),
         ]
+    if drafts:
+        fields.append(("drafts", drafts))
     fields.append(
         ("here", f"{here}: {format_bytes(size)} of the {format_bytes(room)} of memory that weights may take")
     )
@@ -88,12 +91,15 @@ def _template(model: LocalModel) -> str:
     return f"its own, {len(template):,} characters" if own else "mlx-lm's own for this family"
 
 
-def _memory(model: LocalModel) -> dict[int, int]:
-    """Return the bytes of weights and one sequence's caches, by its tokens; empty if they cannot be told."""
+def _memory(model: LocalModel) -> tuple[dict[int, int], str]:
+    """Return the bytes of weights and one sequence's caches, by its tokens, and a sentence on its MTP head.
+
+    Both are empty if they cannot be told.
+    """
     from mlx_backend.engine.mlx import memory_by_tokens
 
     try:
-        needed = memory_by_tokens(model.folder)
+        needed, drafts = memory_by_tokens(model.folder)
     except EngineError:
-        return {}
-    return {tokens: needed(tokens) for tokens in CONTEXTS}
+        return {}, ""
+    return {tokens: needed(tokens) for tokens in CONTEXTS}, drafts

@@ -203,6 +203,8 @@ class EngineStatus:
     detail: str = ""
     unbatched: str = ""
     """Why replies are not decoded together; empty if they are, or if nothing is loaded."""
+    drafts: str = ""
+    """What the loaded model's MTP head does, or why it does nothing; empty if it is not said to have one."""
     available_context: int | None = None
     """Tokens of prompt and reply that fit into memory now, if that is known."""
     prewarmed_tokens: int = 0

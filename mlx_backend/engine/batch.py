@@ -44,6 +44,8 @@ class ModelInfo:
     image_support: ImageSupport = ImageSupport.NONE
     unbatched: str = ""
     """Why replies are not decoded together; empty if they are."""
+    drafts: str = ""
+    """What the model's MTP head does, or why it does nothing; empty if it is not said to have one."""
     caches_prompts: bool = False
     """Whether a warm-up (a request without a reply) is of use to the requests after it."""
     available_context: Callable[[], int | None] = lambda: None

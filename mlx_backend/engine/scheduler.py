@@ -200,6 +200,7 @@ class Scheduler:
             state="ready",
             detail=info.tuning(),
             unbatched=info.unbatched,
+            drafts=info.drafts,
             available_context=available,
             prewarmed_tokens=self._warmups.prefilled_tokens,
         )

@@ -250,7 +250,7 @@ class EngineOptions:
         Setting(
             of_one_model=True,
             kind=text("PATH_OR_REPO", "a folder or a repository"),
-            help="smaller model that drafts tokens for this one",
+            help="smaller model that drafts tokens for this one, or its MTP head in a folder of its own",
             group="model",
             default="none",
         ),
@@ -268,8 +268,8 @@ class EngineOptions:
         int,
         Setting(
             of_one_model=True,
-            kind=whole(1, 64),
-            help="most tokens drafted at once",
+            kind=whole(0, 64),
+            help="most tokens drafted at once; 0: none",
             group="model",
             option="--num-draft-tokens",
         ),

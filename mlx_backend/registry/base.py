@@ -26,8 +26,9 @@ class ModelStatus:
 
     `total` is 0 where the size is not known. `in_use` counts leases; `running` and `waiting` are requests, as the
     engine counts them, and `prewarmed_tokens` what it has prefilled before a request asked for it. `aliases` are the
-    other names it is listed under. With `shares`, its weights are those of the model of that name, and so are its state
-    and what it counts. It is unloaded in `unloads_in` seconds, or that long after its use; None: not by itself.
+    other names it is listed under. `drafts` says what its MTP head does, or why it has none here. With `shares`, its
+    weights are those of the model of that name, and so are its state and what it counts. It is unloaded in `unloads_in`
+    seconds, or that long after its use; None: not by itself.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ModelStatus:
     prewarmed_tokens: int = 0
     pinned: bool = False
     detail: str = ""
+    drafts: str = ""
     aliases: tuple[str, ...] = ()
     shares: str = ""
     unloads_in: float | None = None

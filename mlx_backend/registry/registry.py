@@ -368,4 +368,5 @@ def _with_service(
         waiting=engine.waiting,
         prewarmed_tokens=engine.prewarmed_tokens,
         detail=engine.detail,
+        drafts=engine.drafts,
     )

@@ -65,6 +65,7 @@ class HealthOfModel(TypedDict):
     bytes: NotRequired[int]
     total_bytes: NotRequired[int]
     detail: NotRequired[str]
+    drafts: NotRequired[str]
     shares: NotRequired[str]
 
 
@@ -237,4 +238,6 @@ def _entry(state: ModelStatus) -> HealthOfModel:
         entry["shares"] = state.shares
     if state.detail:
         entry["detail"] = state.detail
+    if state.drafts:
+        entry["drafts"] = state.drafts
     return entry

@@ -130,6 +130,7 @@ class MLXBatch:
             sampling_defaults=model.sampling_defaults,
             adapters=tuple(options.adapters),
             unbatched=runtime.abilities.unbatched,
+            drafts=runtime.abilities.drafts,
             caches_prompts=runtime.prefix_store.enabled,
             image_processor=runtime.vision,
             image_support=support_of(model.folder, runtime.vision),
@@ -234,7 +235,7 @@ class MLXBatch:
             self._adapter_of(request),
             images=PromptImages(request.images, self.runtime.vision),
             penalties=sampler.penalty_state(()),
-            drafter=self.runtime.drafter(),
+            drafter=self.runtime.drafter(self._adapter_of(request)),
         )
         tokens, _ = self._needed_memory(request)
         self._enqueue(sequence, tokens)
@@ -520,7 +521,7 @@ class MLXBatch:
 
     def _suspend(self, sequence: DecodingSequence) -> None:
         self._release(sequence)
-        sequence.suspend(self.runtime.drafter())
+        sequence.suspend(self.runtime.drafter(sequence.adapter))
         self._preempted.append(sequence)
 
     def _resume_preempted(self) -> None:

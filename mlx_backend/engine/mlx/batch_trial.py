@@ -39,6 +39,7 @@ from mlx_backend.device.mlx import prepares_for_lengths
 from mlx_backend.engine.mlx.arrays import as_ints, coarsest_dtype
 from mlx_backend.engine.mlx.kv_cache import alias, can_merge, can_rewind, merged, select_rows
 from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_packing
+from mlx_backend.engine.mlx.mtp import DRAFTING, head_of, problem_of
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, token_ids
 from mlx_backend.engine.mlx.rewinding import RewindPoint, can_take_back, has_to_replay
 from mlx_backend.engine.mlx.speculative import draft_layers
@@ -292,10 +293,10 @@ class Abilities:
 
     `can_rewind` says whether the caches can take back all tokens of a step but the first, and `can_pack` whether
     prompts and replies can run together without padding (packed_forward.py); with `packs_replies` replies are run so
-    without prompts, too. `unbatched` says why replies cannot be
-    decoded together; it is empty if they can. `can_draft` says whether replies can get drafts, and `can_pack_drafts`
-    whether the draft model drafts for several at once. With `replays_drafts` the right tokens before a wrong draft
-    have to run again (rewinding.py).
+    without prompts, too. `unbatched` says why replies cannot be decoded together; it is empty if they can. `can_draft`
+    says whether replies can get drafts, `drafts` for people what a model's MTP head does or why there is none, and
+    `can_pack_drafts` whether the draft model drafts for several at once. With `replays_drafts` the right tokens before a
+    wrong draft have to run again (rewinding.py).
     """
 
     can_rewind: bool
@@ -303,6 +304,7 @@ class Abilities:
     packs_replies: bool
     unbatched: str
     can_draft: bool
+    drafts: str
     can_pack_drafts: bool
     replays_drafts: bool
 
@@ -327,7 +329,10 @@ def try_networks(networks: Networks, ranks: MLXRanks | None) -> Abilities:
     ]
     can_pack, unbatched = _try_together(trials, layers, networks.options)
     packs_replies = can_pack and (prepares_for_lengths() or ranks is not None or bool(_why_not_rows(trials)))
-    can_draft = _try_drafts(trials, layers, networks)
+    can_draft, problem = _try_drafts(trials, layers, networks)
+    drafts = networks.model.drafts
+    if head_of(networks.model.network) is not None:
+        drafts = problem or DRAFTING
     if ranks is not None:
         everyone = ranks.all_gather([can_pack, unbatched, can_draft])
         unbatched = next((reason for _, reason, _ in everyone if reason), "")
@@ -339,6 +344,7 @@ def try_networks(networks: Networks, ranks: MLXRanks | None) -> Abilities:
         packs_replies=packs_replies and can_pack,
         unbatched=unbatched,
         can_draft=can_draft,
+        drafts=drafts,
         can_pack_drafts=can_pack and _can_pack_drafts(networks.draft),
         replays_drafts=has_to_replay(layers),
     )
@@ -376,28 +382,33 @@ def _why_not_rows(trials: Sequence[BatchTrial]) -> str:
     return ""
 
 
-def _try_drafts(trials: Sequence[BatchTrial], layers: LayerCaches, networks: Networks) -> bool:
-    """Try whether the networks can do what drafts need; return whether replies can get any.
+def _try_drafts(trials: Sequence[BatchTrial], layers: LayerCaches, networks: Networks) -> tuple[bool, str]:
+    """Try whether the networks can do what drafts need; return whether replies can get any, and why not.
 
     Keys and values can always be trimmed. States cannot (rewinding.py), so networks that have them are tried; without
     trials a model with states gets no drafts.
     """
     options, draft = networks.options, networks.draft
-    if draft is None and not options.draft_from_text:
-        return False
+    has_head = head_of(networks.model.network) is not None
+    if draft is None and not has_head and not options.draft_from_text:
+        return False, ""
+    reason = ""
     if not _can_take_back(layers, trials):
         reason = f"Drafts are not possible with this model: its {_unrewindable(layers)} cannot be rewound."
-        if draft is not None:
+    elif has_head and (problem := problem_of(networks.model.network, networks.fresh_layers())):
+        reason = f"The model's MTP head is not used: {problem}."
+    if reason:
+        if options.draft_model is not None:
             raise EngineError(reason)
         log.warning("%s It runs without.", reason)
-        return False
+        return False, reason
     if draft is not None:
         own, make_caches = draft_layers(draft.network), partial(draft_layers, draft.network)
         if not _can_take_back(own, [BatchTrial(draft.network, make_caches)]):
             raise EngineError(
                 f"{options.draft_model!r} cannot draft: its {_unrewindable(own)} cannot be rewound."
             )
-    return True
+    return True, ""
 
 
 def _unrewindable(layers: LayerCaches) -> str:

@@ -33,9 +33,11 @@ from mlx_backend.engine.base import UNBOUNDED_TOKENS
 from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches
 from mlx_backend.engine.mlx.drafting import DraftedRow
+from mlx_backend.engine.mlx.mtp import last_hidden
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, run_rows, shift_of
 from mlx_backend.engine.mlx.sampling import sample
 from mlx_backend.engine.mlx.sequences import cache_lengths, start_computing
+from mlx_backend.engine.mlx.speculative import HeadDrafter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -277,7 +279,7 @@ class Decoder:
         limits = [
             0 if sequence.key in ended else limit for sequence, limit in zip(sequences, limits, strict=True)
         ]
-        drafts = drafting.propose(sequences, limits)
+        drafts = drafting.propose(sequences, limits, self._caches.extract)
         num_drafted = sum(map(len, drafts))
         try:
             if num_drafted:
@@ -321,11 +323,16 @@ class Decoder:
         found, start = as_ints(sampled), 0
         generated: list[GeneratedToken] = []
         last: list[int] = []  # each sequence's last one of the sampled tokens
+        num_run = 0
         for row in rows:
             accepted = row.accept(found[start : start + len(row.fed)], start)
+            if isinstance(drafter := row.sequence.drafter, HeadDrafter):
+                right = num_run + len(row.replayed) + 1 + len(accepted)
+                drafter.on_verified(last_hidden(self._network)[:, num_run:right])
             generated += accepted
             last.append(start + len(accepted))
             start += len(row.fed)
+            num_run += row.num_run
         self._next = sampled[mx.array(last)]
         return generated
 

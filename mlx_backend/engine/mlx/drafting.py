@@ -6,22 +6,25 @@ Knows nothing of how caches are kept, of running the network, or of sampling fro
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, MIN_PREFILL, Step
 from mlx_backend.engine.mlx.rewinding import RewindPoint
-from mlx_backend.engine.mlx.speculative import DraftTask, TextDrafter, num_to_prefill, propose
+from mlx_backend.engine.mlx.speculative import DraftTask, HeadDrafter, TextDrafter, num_to_prefill, propose
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mlx_backend.engine.mlx.batch_caches import BatchCaches
     from mlx_backend.engine.mlx.draft_pacer import DraftPacer
+    from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.packed_forward import Segment
     from mlx_backend.engine.mlx.sampling import SamplePosition
     from mlx_backend.engine.mlx.sequences import DecodingSequence, GeneratedToken
+    from mlx_backend.engine.mlx.speculative import Drafter
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +80,16 @@ class Drafting:
         self._is_drafting = any(counts)
         return counts
 
-    def propose(self, sequences: Sequence[DecodingSequence], max_drafts: Sequence[int]) -> list[list[int]]:
-        """Draft what follows the sequences, where any may be drafted."""
+    def propose(
+        self,
+        sequences: Sequence[DecodingSequence],
+        max_drafts: Sequence[int],
+        layers: Callable[[int], LayerCaches] = lambda _row: [],
+    ) -> list[list[int]]:
+        """Draft what follows the sequences, where any may be drafted. `layers` returns the caches of a row."""
         drafts: list[list[int]] = [[] for _ in sequences]
         tasks = {
-            row: DraftTask(sequence.drafter, sequence.tokens, count, sequence.draft_position())
+            row: _task(sequence.drafter, sequence, count, partial(layers, row))
             for row, (sequence, count) in enumerate(zip(sequences, max_drafts, strict=True))
             if count and sequence.drafter is not None
         }
@@ -142,6 +150,16 @@ class Drafting:
         self._last_step = None
 
 
+def _task(
+    drafter: Drafter | HeadDrafter, sequence: DecodingSequence, count: int, layers: Callable[[], LayerCaches]
+) -> DraftTask:
+    tokens, position = sequence.tokens, sequence.draft_position()
+    if not isinstance(drafter, HeadDrafter):
+        return DraftTask(drafter, tokens, count, position)
+    shift = sequence.images.shift
+    return DraftTask(drafter, tokens, count, position, layers(), sequence.num_to_replay, shift)
+
+
 def _context(sequences: Sequence[DecodingSequence]) -> int:
     return sum(len(sequence.tokens) for sequence in sequences)
 
@@ -158,6 +176,11 @@ class DraftedRow:
         self.replayed = sequence.to_replay  # run first, and not sampled after
         self._array = mx.array(self.fed)
         self._ends = ends
+
+    @property
+    def num_run(self) -> int:
+        """How many tokens are run."""
+        return len(self.replayed) + len(self.fed)
 
     def segment(self, caches: BatchCaches, row: int) -> Segment:
         """Return what is to be run, on caches that are not merged."""
@@ -191,7 +214,7 @@ class DraftedRow:
         sequence.penalties = self._positions[count].penalties
         sequence.logprobs = (step, start + count) if step is not None else None
         rejected = len(fed) - 1 - count
-        sequence.num_to_replay = self._point.rewind(rejected, len(self.replayed) + len(fed))
+        sequence.num_to_replay = self._point.rewind(rejected, self.num_run)
         if len(fed) > 1:
             sequence.drafts.record(len(fed) - 1, count)
             for token in fed[: 1 + count]:

@@ -15,6 +15,7 @@ import mlx_lm
 
 from mlx_backend.device.mlx import keep_compiled_kernels, load_weights, set_precision, weight_bytes
 from mlx_backend.engine.mlx.kv_cache import fresh_caches
+from mlx_backend.engine.mlx.mtp import FoundHead, attach, head_in, head_of, is_head_folder, own_head
 from mlx_backend.engine.mlx.sharding import shard
 from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
 from mlx_backend.errors import EngineError, EngineRefused, first_line
@@ -57,7 +58,10 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 @dataclass(frozen=True, slots=True)
 class LoadedNetwork:
-    """A network in memory with its weights evaluated, and what belongs to it."""
+    """A network in memory with its weights evaluated, and what belongs to it.
+
+    `drafts` says for people what the model's MTP head does, or why there is none; it may be empty.
+    """
 
     name: str
     folder: Path
@@ -66,6 +70,7 @@ class LoadedNetwork:
     context_length: int
     states_context_length: bool  # if not, the length is a guess
     sampling_defaults: Mapping[str, float]
+    drafts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,8 @@ def load_networks(
     caches: CacheBudget,
 ) -> Networks:
     """Load a model with its adapters and its draft model. The parameters are those of `load_model`."""
+    if options.draft_model is not None and options.draft_from_text:
+        raise EngineError("Drafts come from a draft model or from the text itself, not from both: name one.")
     model = load_model(source, options, on_progress, group, check_size, caches)
     _check_context_length(options, model)
     by_adapter = {"": model.network}
@@ -119,10 +126,8 @@ def load_networks(
         by_adapter[adapter] = load_adapter(model, options, adapter, check_size)
     if options.adapter is not None and options.adapter not in options.adapters:
         raise EngineError(f"There is no adapter {options.adapter!r}.")
-    if options.draft_model is not None and options.draft_from_text:
-        raise EngineError("Drafts come from a draft model or from the text itself, not from both: name one.")
     draft = None
-    if options.draft_model is not None:
+    if options.draft_model is not None and options.draft_tokens and head_of(model.network) is None:
         draft = load_draft(options.draft_model, options, model, check_size)
     return Networks(model, by_adapter, draft, options)
 
@@ -157,6 +162,9 @@ def load_model(
             raise EngineError(f"The given chat template does not work. {error}") from error
     if group is not None:
         shard(network, config, group, name)
+    found = _find_head(network, folder, options) if group is None else FoundHead()
+    if found.head is not None:
+        attach(network, found.head)
     with explain_load_errors(name):
         set_precision(network, name)
     check_size(name, weight_bytes(network))
@@ -171,7 +179,20 @@ def load_model(
         context_length=context_length,
         states_context_length=is_stated,
         sampling_defaults=model_files.sampling_advice(folder),
+        drafts=found.reason,
     )
+
+
+def _find_head(network: Any, folder: Path, options: EngineOptions) -> FoundHead:
+    """Return the MTP head that drafts for a model: its own, or one in a folder that is named. Raises EngineError."""
+    if options.engine == "plain" or options.draft_from_text or not options.draft_tokens:
+        return FoundHead()
+    if options.draft_model is None:
+        return own_head(network, folder)
+    named, name = find_folder(options.draft_model, allow_download=options.allow_download)
+    if not is_head_folder(read_config(named, name)):
+        return FoundHead()
+    return FoundHead(head_in(named, network))
 
 
 def load_tokenizer(model: str | Path) -> tuple[MLXTokenizer, int]:
@@ -222,6 +243,8 @@ def load_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str, che
     check_adapter(folder)
     try:
         network, _ = load_network(model.folder, trust_remote_code=options.trust_remote_code)
+        if (head := head_of(model.network)) is not None:
+            attach(network, head)
         network.update(model.network.parameters())
         network = mlx_lm.utils.load_adapters(network, str(folder))
         network.eval()

@@ -160,6 +160,11 @@ class PackedLayer:
         self._blocks = blocks or [None] * len(caches)
         self._single_queries = single_queries
 
+    @property
+    def state(self) -> list[Any]:
+        """What the caches hold."""
+        return [cache.state for cache in self._caches]
+
     def make_mask(self, _: int, **named: Any) -> list[Any]:
         """Return each segment's own mask. The network only passes the list on."""
         return [

@@ -27,9 +27,10 @@ from mlx_backend.engine.mlx.chunk_cost import CacheCost
 from mlx_backend.engine.mlx.kernels import Kernels
 from mlx_backend.engine.mlx.kv_cache import fresh_caches, run_first
 from mlx_backend.engine.mlx.loading import load_networks
+from mlx_backend.engine.mlx.mtp import DRAFTING, attach, head_of, own_head
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache, PrefixStore
 from mlx_backend.engine.mlx.rewinding import held_layers
-from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
+from mlx_backend.engine.mlx.speculative import HeadDrafter, ModelDrafter, TextDrafter, draft_layers
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
 from mlx_backend.engine.mlx.vision.tower import load_vision
 from mlx_backend.engine.mlx.warm_up import WarmUp
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.chunk_cost import ChunkCost
     from mlx_backend.engine.mlx.collectives import MLXRanks
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
-    from mlx_backend.engine.mlx.loading import Networks
+    from mlx_backend.engine.mlx.loading import LoadedNetwork, Networks
     from mlx_backend.engine.mlx.speculative import Drafter
     from mlx_backend.engine.mlx.vision.tower import Vision
     from mlx_backend.layers.dequantize import Dequantizer
@@ -94,15 +95,17 @@ class Runtime:
     close: Callable[[], None]
     """Gives back what outlives this object: the memory, the prefixes and the disk's writer."""
 
-    def drafter(self) -> Drafter | None:
+    def drafter(self, adapter: str) -> Drafter | HeadDrafter | None:
         """Return what drafts for one reply, if anything does."""
-        draft = self.networks.draft
+        draft, network = self.networks.draft, self.networks.by_adapter[adapter]
         if draft is not None:
             can_pack = self.abilities.can_pack_drafts
             return ModelDrafter(
                 draft.network, draft.num_tokens, can_pack=can_pack, pads=prepares_for_lengths()
             )
-        return TextDrafter() if self.abilities.can_draft else None
+        if not self.abilities.can_draft:
+            return None
+        return TextDrafter() if head_of(network) is None else HeadDrafter(network)
 
 
 def load_runtime(
@@ -144,6 +147,8 @@ def load_runtime(
             raise EngineError(f"The model was loaded but cannot be run: {error}") from error
         if abilities.unbatched:
             log.warning("Replies are decoded one after the other in each step: %s.", abilities.unbatched)
+        if abilities.drafts:
+            log.info("%s", abilities.drafts)
         vision = load_vision(
             networks.model.folder,
             list(networks.by_adapter.values()),
@@ -176,7 +181,7 @@ def load_runtime(
             _prefix_cache_bytes(options, budget) if are_alike else 0, shared=ranks is not None
         )
         cleanup.callback(prefixes.clear)
-        disk = _open_disk_cache(options, networks.model.folder, vision)
+        disk = _open_disk_cache(options, networks.model, vision)
         if disk is not None:
             cleanup.callback(disk.close)
         on_progress(1.0)
@@ -234,7 +239,7 @@ def _first_run(networks: Networks) -> CacheCost:
     """Run the networks once, which compiles their kernels; return what the caches of one reply cost."""
     tokens, layers = mx.zeros((1, WARM_UP_TOKENS), mx.uint32), networks.fresh_layers()
     run_first(networks.model.network, tokens, layers, networks.options)
-    if networks.draft is not None or networks.options.draft_from_text:
+    if networks.draft is not None or networks.options.draft_from_text or head_of(networks.model.network):
         layers = [*layers, *held_layers(layers)]
     if networks.draft is not None:  # each reply has caches of the draft network too
         drafts = draft_layers(networks.draft.network)
@@ -245,19 +250,25 @@ def _first_run(networks: Networks) -> CacheCost:
     return CacheCost.of(layers, WARM_UP_TOKENS)
 
 
-def memory_by_tokens(folder: Path) -> Callable[[int], int]:
+def memory_by_tokens(folder: Path) -> tuple[Callable[[int], int], str]:
     """Return the bytes that the model in a folder takes with one sequence's caches, by its tokens. Raises EngineError.
+
+    The other is a sentence on its MTP head, if it is said to have one.
 
     Found as when it is loaded, but nothing is computed: arrays that are not evaluated have shapes too.
     """
     tokens = mx.zeros((1, WARM_UP_TOKENS), mx.uint32)
     with explain_load_errors(folder.name):
         network, _ = load_network(folder)
+        found = own_head(network, folder)
+        if found.head is not None:
+            attach(network, found.head)
         set_precision(network, folder.name)
         layers = fresh_caches(network, EngineOptions())
         network(tokens, cache=layers)
         cost, weights = CacheCost.of(layers, WARM_UP_TOKENS), weight_bytes(network)
-    return lambda tokens: weights + cost(tokens)
+    drafts = found.reason if found.head is None else DRAFTING
+    return lambda tokens: weights + cost(tokens), drafts
 
 
 def _warm_up(networks: Networks, ranks: MLXRanks | None, room: int) -> WarmUp:
@@ -327,7 +338,9 @@ def _prefix_cache_bytes(options: EngineOptions, budget: KVCacheBudget) -> int:
     return int(max(0, budget.reservation.reclaimable_room) * PREFIX_CACHE_SHARE)
 
 
-def _open_disk_cache(options: EngineOptions, folder: Path, vision: Vision | None) -> DiskCheckpoints | None:
+def _open_disk_cache(
+    options: EngineOptions, model: LoadedNetwork, vision: Vision | None
+) -> DiskCheckpoints | None:
     if options.cache_folder is None:
         return None
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints, model_fingerprint
@@ -337,10 +350,12 @@ def _open_disk_cache(options: EngineOptions, folder: Path, vision: Vision | None
         extra += f" adapter={model_fingerprint(options.adapters[options.adapter])}"
     if vision is not None:
         extra += f" {vision.version}"
+    if head_of(model.network) is not None:
+        extra += f" mtp={options.draft_model}"
     disk = DiskCheckpoints(
         options.cache_folder,
         max_bytes=options.cache_folder_bytes,
-        fingerprint=model_fingerprint(folder, extra),
+        fingerprint=model_fingerprint(model.folder, extra),
     )
     disk.open()
     return disk

@@ -1,4 +1,4 @@
-"""Drafters for speculative decoding: they guess the next tokens from the text itself, or with a smaller model.
+"""Drafters for speculative decoding: they guess the next tokens from the text itself, with a smaller model or a head.
 
 A guess costs time and can never change a reply: decode.py verifies it. A smaller model's tokens are chosen as the
 reply's own are at the same positions, with the same random keys (sampling.py). Knows nothing of requests.
@@ -6,7 +6,7 @@ reply's own are at the same positions, with the same random keys (sampling.py). 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +16,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.chunk_cost import padded_sizes
 from mlx_backend.engine.mlx.mlx_lm_patches import MAX_SINGLE_QUERIES
+from mlx_backend.engine.mlx.mtp import guesses
 from mlx_backend.engine.mlx.packed_forward import Segment, run_packed
 from mlx_backend.engine.mlx.rewinding import RewindPoint, has_to_replay
 from mlx_backend.engine.mlx.sampling import choose
@@ -23,6 +24,7 @@ from mlx_backend.engine.mlx.sampling import choose
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.sampling import SamplePosition
 
 
@@ -43,12 +45,19 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftTask:
-    """Where tokens are to be drafted: after `tokens`, at `position` and those that follow it."""
+    """Where tokens are to be drafted: after `tokens`, at `position` and those that follow it.
 
-    drafter: Drafter
+    `layers` are the reply's caches, which hold all tokens but the last one and `num_to_replay` before it; `shift` is
+    added to their positions.
+    """
+
+    drafter: Drafter | HeadDrafter
     tokens: Sequence[int]
     max_drafts: int
     position: SamplePosition
+    layers: LayerCaches = field(default_factory=list)
+    num_to_replay: int = 0
+    shift: int = 0
 
 
 class TextDrafter:
@@ -192,13 +201,50 @@ class ModelDrafter:
         self._cached += drafts[:-1]
 
 
+class HeadDrafter:
+    """What a network's MTP head guesses for one reply."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+        self._verified: mx.array | None = None
+
+    def num_to_prefill(self, tokens: object) -> int:
+        """Return 0: the model's own runs have written all that a head needs."""
+        return 0
+
+    def on_verified(self, hidden: mx.array) -> None:
+        """Note the hidden vectors of the right tokens of a run ([1, tokens, width]), which may have to run again."""
+        self._verified = hidden
+
+    def draft(self, task: DraftTask) -> list[int] | None:
+        """Guess with the head. None: a hidden vector that it takes is not known, as after a run that failed."""
+        *_, pairs, last = task.layers
+        hidden, again = last[0], task.num_to_replay
+        if hidden is None:
+            return None
+        if again:
+            if self._verified is None or self._verified.shape[1] != again:
+                return None
+            hidden = mx.concatenate([hidden, self._verified], axis=1)
+        tokens, before = task.tokens[-1 - again :], pairs.offset
+        try:
+            drafts = [
+                *guesses(self._network, tokens, hidden, pairs, task.shift, task.position, task.max_drafts)
+            ]
+        finally:
+            pairs.trim(pairs.offset - before)
+        return as_ints(mx.concatenate(drafts))
+
+
 def propose(tasks: Sequence[DraftTask]) -> list[list[int] | None]:
     """Draft for several replies. Where they are drafted by one model, it runs for all of them at once if it can."""
     drafts: list[list[int] | None] = [None] * len(tasks)
     begun: list[tuple[int, ModelDrafter, list[int]]] = []
     is_prefilling = False
     for index, task in enumerate(tasks):
-        if not isinstance(task.drafter, ModelDrafter):
+        if isinstance(task.drafter, HeadDrafter):
+            drafts[index] = task.drafter.draft(task)
+        elif not isinstance(task.drafter, ModelDrafter):
             drafts[index] = task.drafter.propose(task.tokens, task.max_drafts, task.position)
         elif not is_prefilling:  # one chunk at a time: all replies wait for it
             fresh = task.drafter.begin(task.tokens)

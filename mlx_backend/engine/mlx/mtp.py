@@ -1,0 +1,327 @@
+"""Multi-token prediction (MTP): the head that comes with some models, which drafts for them.
+
+A head guesses the token after next, from the embedding of a token and from the hidden vector that the model computed
+for the token before it: what the model's last norm returned. It is a layer of the model's own kind, with attention to
+all such pairs before; embeddings and the output layer are the model's. Of its own guess it makes the next one, with its
+own output in place of the hidden vector.
+
+So a head needs two more layers of a sequence's caches: its keys and values, and the model's last hidden vector. Every
+run of the model writes both (`attach`), and so prefixes, the disk cache, rewinding and batches carry them like the
+others. That takes two small matrix products: what else the head would compute from a prompt's tokens nothing reads, and
+MLX computes nothing that is not read. What the head writes while it drafts is taken back; the next run of the model
+writes it again, from hidden vectors that are the model's and not the head's.
+
+Drafts are chosen as the reply's own tokens are (sampling.py), and verified by decode.py: a head can never change a
+reply. One that is missing or does not fit leaves its model without drafts, and a sentence that says why.
+
+Checked with mlx-vlm 0.7.10's `qwen3_5_mtp`, whose logits for the same weights are the same. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.cache import ArraysCache, KVCache
+from mlx_lm.utils import infer_quant_config
+
+from mlx_backend.engine.mlx.sampling import choose
+from mlx_backend.errors import EngineError, first_line
+from mlx_backend.models.files import read_json_or_empty
+from mlx_backend.models.folders import weight_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from mlx_backend.engine.mlx.kv_cache import LayerCaches
+    from mlx_backend.engine.mlx.sampling import SamplePosition
+
+type Weights = dict[str, mx.array]
+
+_FAMILIES: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+"""Architectures of mlx-lm whose heads are read here. Those of others differ in their layers or in what they are fed."""
+_DRAFTERS: Final = ("qwen3_5_mtp",)
+"""What mlx-vlm's `convert --mtp` calls the heads of these, in a folder of their own."""
+_LAYER_COUNTS: Final = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+"""How many layers a model's head has, by the names that configurations use."""
+_NAME: Final = re.compile(r"(?:(?:model|language_model)\.)*mtp\.(.+)")
+"""A name of a head's weights among those of its model."""
+_EXPERT: Final = re.compile(r"(.+)\.experts\.(\d+)\.(\w+\.\w+)")
+TRIED_TOKENS: Final = 4
+DRAFTING: Final = "The model's MTP head drafts for its replies."
+
+
+@dataclass(frozen=True, slots=True)
+class FoundHead:
+    """A model's head, or in a sentence why it has none; that is empty for a model that is not said to have one."""
+
+    head: Head | None = None
+    reason: str = ""
+
+
+class Head(nn.Module):  # type: ignore[misc]  # MLX's modules have no types
+    """The network of a head, by the names of Qwen's checkpoints. `layer` is a new layer of its model's kind."""
+
+    def __init__(self, layer: Any, width: int, eps: float) -> None:
+        super().__init__()
+        self.pre_fc_norm_embedding = nn.RMSNorm(width, eps=eps)
+        self.pre_fc_norm_hidden = nn.RMSNorm(width, eps=eps)
+        self.fc = nn.Linear(2 * width, width, bias=False)
+        self.layers = [layer]
+        self.norm = nn.RMSNorm(width, eps=eps)
+
+    def __call__(self, embeddings: mx.array, hidden: mx.array, cache: Any) -> mx.array:
+        """Return what the next tokens' logits are made of, and the next guess: as wide as `hidden`."""
+        inputs = self._inputs(embeddings, hidden)
+        output: mx.array = self.norm(self.layers[0](inputs, create_attention_mask(inputs, cache), cache))
+        return output
+
+    def write(self, embeddings: mx.array, hidden: mx.array, cache: Any) -> None:
+        """Write the keys and values of pairs."""
+        layer, inputs = self.layers[0], self._inputs(embeddings, hidden)
+        layer.self_attn(layer.input_layernorm(inputs), create_attention_mask(inputs, cache), cache)
+
+    def _inputs(self, embeddings: mx.array, hidden: mx.array) -> mx.array:
+        pair = [self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)]
+        inputs: mx.array = self.fc(mx.concatenate(pair, axis=-1))
+        return inputs
+
+
+# -- from files to a head ----------------------------------------------------------------------------------------
+
+
+def own_head(network: Any, folder: Path) -> FoundHead:
+    """Return the head whose weights are among a model's own, read lazily. `network` is the model's, just loaded."""
+    config = read_json_or_empty(folder / "config.json")
+    weights: Weights = {}
+    for file in weight_files(folder):
+        weights |= _as_mlx(file, lambda name: found[1] if (found := _NAME.fullmatch(name)) else None)
+    if not weights:
+        text = config.get("text_config")
+        counts = [{**config, **(text if isinstance(text, dict) else {})}.get(name) for name in _LAYER_COUNTS]
+        if not any(isinstance(count, int) and count > 0 for count in counts):
+            return FoundHead()
+        return FoundHead(
+            reason="No MTP head drafts for this model: it was trained with one, but its files are without it, as after "
+            "most conversions. --draft-model takes a folder that mlx-vlm's `convert --mtp` has written."
+        )
+    try:
+        return FoundHead(_make(network, weights))
+    except (ValueError, RuntimeError, TypeError, AttributeError, KeyError) as error:
+        return FoundHead(reason=f"The model's MTP head is not used: {_in_a_line(error)}.")
+
+
+def is_head_folder(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is that of a head in a folder of its own."""
+    return str(config.get("model_type")).endswith("_mtp")
+
+
+def head_in(folder: Path, network: Any) -> Head:
+    """Return the head in a folder of its own, read lazily, for a model. Raises EngineError if it does not fit."""
+    kind = read_json_or_empty(folder / "config.json").get("model_type")
+    try:
+        if kind not in _DRAFTERS:
+            raise ValueError(f"heads of the kind {kind!r} are not read here")
+        weights: Weights = {}
+        for file in weight_files(folder):
+            weights |= _as_mlx(file, lambda name: name.removeprefix("mtp."))
+        return _make(network, weights)
+    except (ValueError, RuntimeError, TypeError, AttributeError, KeyError) as error:
+        raise EngineError(
+            f"The MTP head in {folder} cannot draft for this model: {_in_a_line(error)}. Name the head that was made "
+            "from the same model, or leave --draft-model out."
+        ) from error
+
+
+def _as_mlx(file: Path, rename: Any) -> Weights:
+    """Return a file's weights that are given a name, as MLX writes them."""
+    arrays: Weights
+    metadata: dict[str, str]
+    arrays, metadata = mx.load(str(file), return_metadata=True)  # type: ignore[assignment]  # of this format
+    found: Weights = {new: value for name, value in arrays.items() if (new := rename(name)) is not None}
+    if metadata.get("format") == "mlx":
+        return found
+    # In the original files norms count from 1, and the experts of a mixture are apart or joined otherwise.
+    is_norm = re.compile(r"(.*\.)?(\w*norm|pre_fc_norm_\w+)\.weight").fullmatch
+    found = {name: value + 1.0 if is_norm(name) else value for name, value in found.items()}
+    for name in [name for name in found if name.endswith(".experts.gate_up_proj")]:
+        mixture = name.removesuffix(".experts.gate_up_proj")
+        gate, up = mx.split(found.pop(name), 2, axis=-2)
+        found[f"{mixture}.switch_mlp.gate_proj.weight"] = gate
+        found[f"{mixture}.switch_mlp.up_proj.weight"] = up
+        found[f"{mixture}.switch_mlp.down_proj.weight"] = found.pop(f"{mixture}.experts.down_proj")
+    experts: dict[str, dict[int, mx.array]] = {}
+    for name in [name for name in found if _EXPERT.fullmatch(name)]:
+        mixture, number, part = _EXPERT.fullmatch(name).groups()  # type: ignore[union-attr]  # as above
+        experts.setdefault(f"{mixture}.switch_mlp.{part}", {})[int(number)] = found.pop(name)
+    return found | {
+        name: mx.stack([parts[number] for number in sorted(parts)]) for name, parts in experts.items()
+    }
+
+
+def _make(network: Any, weights: Weights) -> Head:
+    """Return a head for a network. Raises ValueError, or what else MLX does, if the weights are not those of one."""
+    family = type(network).__module__.rpartition(".")[2]
+    if family not in _FAMILIES:
+        raise ValueError(f"those of {family!r} models are not read here")
+    text = _text(network)
+    index, like = next((at, each) for at, each in enumerate(text.layers) if hasattr(each, "self_attn"))
+    arguments = text.args
+    head = Head(type(like)(arguments, index), arguments.hidden_size, arguments.rms_norm_eps)
+
+    def quantisation(path: str, module: Any) -> Any:
+        can = hasattr(module, "to_quantized") and f"{path}.scales" in weights
+        return infer_quant_config(path, module, weights) if can else False
+
+    nn.quantize(head, class_predicate=quantisation)
+    head.load_weights(list(weights.items()))
+    head.eval()
+    return head
+
+
+def _in_a_line(error: Exception) -> str:
+    """Return an error's text in one line: MLX names the weights that do not fit in lines of their own."""
+    return first_line(ValueError(" ".join(str(error).split())))
+
+
+def _text(network: Any) -> Any:
+    return getattr(network, "language_model", network)
+
+
+# -- a network with a head ---------------------------------------------------------------------------------------
+
+
+def attach(network: Any, head: Head) -> None:
+    """Have a network make two more caches, and write them in every run."""
+    norm = _text(network).model.norm
+    norm.__class__ = _recording(norm.__class__)
+    network.mtp_head = head
+    network.__class__ = _with_head(network.__class__)
+
+
+def head_of(network: Any) -> Head | None:
+    """Return a network's head, if it has one."""
+    return getattr(network, "mtp_head", None)
+
+
+def last_hidden(network: Any) -> mx.array:
+    """Return the hidden vectors of all tokens of the last run ([1, tokens, width])."""
+    hidden: mx.array = vars(network)["last_hidden"]
+    return hidden
+
+
+@functools.cache
+def _recording(kind: Any) -> Any:
+    """Return a norm's class that keeps what it returns until it is asked for."""
+
+    def call(self: Any, inputs: mx.array) -> mx.array:
+        output: mx.array = kind.__call__(self, inputs)
+        vars(self)["output"] = output
+        return output
+
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+
+@functools.cache
+def _with_head(kind: Any) -> Any:
+    def call(self: Any, inputs: mx.array, cache: Any = None, **named: Any) -> mx.array:
+        if cache is None:
+            return kind.__call__(self, inputs, **named)  # type: ignore[no-any-return]  # mlx-lm has no types
+        *layers, pairs, last = cache
+        logits: mx.array = kind.__call__(self, inputs, cache=layers, **named)
+        text = _text(self).model
+        hidden = vars(text.norm).pop("output")
+        before = last[0] if last[0] is not None else mx.zeros_like(hidden[:, :1])
+        embeddings = named.get("input_embeddings")
+        if embeddings is None:
+            embeddings = text.embed_tokens(inputs)
+        self.mtp_head.write(embeddings, mx.concatenate([before, hidden[:, :-1]], axis=1), pairs)
+        last[0] = hidden[:, -1:]
+        vars(self)["last_hidden"] = hidden
+        # Computed with the logits, so that nothing piles up.
+        state = [value for _, value in tree_flatten(pairs.state) if isinstance(value, mx.array)]
+        complete: list[mx.array] = mx.depends([logits], [last[0], *state])
+        return complete[0]
+
+    def make_cache(self: Any) -> LayerCaches:
+        return [*kind.make_cache(self), KVCache(), ArraysCache(1)]
+
+    return type(
+        kind.__name__, (kind,), {"__call__": call, "make_cache": make_cache, "__module__": kind.__module__}
+    )
+
+
+# -- drafting ----------------------------------------------------------------------------------------------------
+
+
+class _Pairs:
+    """The cache of a head's keys and values as its attention sees it: without the first token's.
+
+    There is no hidden vector before that. `shift` is added to positions.
+    """
+
+    def __init__(self, cache: Any, shift: int) -> None:
+        self._cache = cache
+        self._shift = shift
+
+    @property
+    def offset(self) -> int:
+        """The position of the next pair."""
+        return int(self._cache.offset) + self._shift
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append a pair's keys and values; return all but the first's."""
+        keys, values = self._cache.update_and_fetch(keys, values)
+        return keys[..., 1:, :], values[..., 1:, :]
+
+
+def guesses(
+    network: Any,
+    tokens: Sequence[int],
+    hidden: mx.array,
+    pairs: Any,
+    shift: int,
+    position: SamplePosition,
+    count: int,
+) -> Iterator[mx.array]:
+    """Have a network's head guess so many tokens ([1]) after others, of which the first stands at `position`.
+
+    `hidden` are the vectors of the tokens before each ([1, tokens, width]), and `pairs` is the head's cache of what
+    precedes them, to which all is appended. `shift` is added to positions.
+    """
+    fed, cache = mx.array([list(tokens)]), _Pairs(pairs, shift)
+    for _ in range(count):
+        hidden = network.mtp_head(_text(network).model.embed_tokens(fed), hidden, cache)[:, -1:]
+        token = choose(_logits(network, hidden)[:, -1], [position])
+        yield token
+        fed, position = token[None], position.after(token)
+
+
+def problem_of(network: Any, layers: LayerCaches) -> str:
+    """Return why a network's head is of no use, on its empty caches; "" if nothing is found."""
+    tokens = mx.zeros((1, TRIED_TOKENS), mx.uint32)
+    try:
+        network(tokens, cache=layers)
+        *_, pairs, last = layers
+        embeddings = _text(network).model.embed_tokens(tokens[:, :1])
+        logits = _logits(network, network.mtp_head(embeddings, last[0], _Pairs(pairs, 0)))
+        if not mx.all(mx.isfinite(logits)).item():
+            return "its logits are not all numbers"
+    except Exception as error:  # whatever the network raises
+        return first_line(error)
+    return ""
+
+
+def _logits(network: Any, hidden: mx.array) -> mx.array:
+    text = _text(network)
+    logits: mx.array = (
+        text.lm_head(hidden) if "lm_head" in text else text.model.embed_tokens.as_linear(hidden)
+    )
+    return logits

@@ -1,0 +1,304 @@
+"""MTP heads: read from checkpoints, right by mlx-vlm's own, and drafting replies that stay what they are without."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import mlx.core as mx
+import pytest
+from architectures import write
+from drafting import alone, drafting_engine, first_position, generate, loaded_batch, tokens
+from engine_models import write_adapter
+from mlx import nn
+from mtp_heads import add_head, apart, learnt_head, original, random_head, text_of, weights_of
+from scripted_server import client_of
+from seeing import LAYOUTS, Seeing
+from vision_models import needs_mlx_vlm, write_qwen3_5
+from vision_reference import reference
+
+from mlx_backend.cli import main
+from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
+from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.conversation.events import Channel
+from mlx_backend.device import Device
+from mlx_backend.engine.base import GenerationRequest, Sampling
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.arrays import as_ints
+from mlx_backend.engine.mlx.batch import MLXBatch
+from mlx_backend.engine.mlx.loading import load_model
+from mlx_backend.engine.mlx.mtp import DRAFTING, head_of
+from mlx_backend.engine.mlx.speculative import DraftTask, HeadDrafter
+from mlx_backend.errors import EngineError
+from mlx_backend.layers.architecture import load_network
+from mlx_backend.models.engine_options import EngineOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from drafting import FoundReply
+
+REPLY = 24  # tokens
+DRAFTS = 3  # at once
+
+
+def requests(count: int, **fields: Any) -> list[GenerationRequest]:
+    """Return requests, every other one sampled."""
+    asked = []
+    for at in range(count):
+        prompt = as_ints(mx.random.randint(10, 250, (15 + 3 * (at % 4),), key=mx.random.key(at)))
+        sampling = Sampling(temperature=0.3, seed=at) if at % 2 else Sampling()
+        asked.append(
+            GenerationRequest(prompt=prompt, **{"max_tokens": REPLY, "sampling": sampling, **fields})
+        )
+    return asked
+
+
+def drafted(replies: Sequence[FoundReply]) -> tuple[int, int]:
+    """Return how many tokens were drafted, and how many of them accepted."""
+    ended = [reply.ended for reply in replies if reply.ended is not None]
+    return sum(each.drafted_tokens for each in ended), sum(each.accepted_tokens for each in ended)
+
+
+def pairs_of(layer: Any) -> list[mx.array]:
+    """Return the keys and values that a head's cache holds."""
+    return [each[..., : layer.offset, :] for each in (layer.keys, layer.values)]
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("mtp") / "bare", "qwen3_5")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, bare: Path) -> Path:
+    """A model whose head has learnt what it says, as in an original checkpoint."""
+    folder = shutil.copytree(bare, tmp_path_factory.mktemp("mtp") / "model")
+    head = learnt_head(folder, [each.prompt for each in requests(4)], tokens=REPLY)
+    return add_head(folder, original(weights_of(head)), form="pt")
+
+
+@pytest.fixture(scope="module")
+def expected(bare: Path) -> list[list[int]]:
+    """What eight requests are answered without any head."""
+    with loaded_batch(bare) as plain:
+        return tokens(alone(plain, requests(8)))
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_5", "qwen3_5_moe"])
+def test_a_heads_logits_and_drafts_are_those_of_mlx_vlms_own(tmp_path: Path, architecture: str) -> None:
+    drafters = pytest.importorskip("mlx_vlm.speculative.drafters.qwen3_5_mtp")
+    folder = write(tmp_path / "model", architecture)
+    weights = weights_of(random_head(folder))
+    config = json.loads((folder / "config.json").read_text())["text_config"]
+    config["rope_parameters"] |= {"mrope_section": [2, 1, 1]}
+    theirs = drafters.Model(
+        drafters.ModelConfig.from_dict({"text_config": config | {"model_type": architecture}})
+    )
+    theirs.load_weights(list(weights.items()))
+    network = load_model(add_head(folder, weights)).network
+    text, caches = mx.array([[5, 9, 200, 31, 7, 64]]), network.make_cache()
+    token = mx.argmax(network(text, cache=caches)[:, -1], axis=-1)
+    hidden = text_of(network).model(text, text_of(network).make_cache())
+    theirs.reset(network)
+    theirs.prefill_from_target_hidden(text, hidden, token, None, greedy=True)
+    at = first_position(config["vocab_size"])
+    task = DraftTask(HeadDrafter(network), [*as_ints(text[0]), *as_ints(token)], 4, at, caches)
+    assert task.drafter.draft(task) == as_ints(  # type: ignore[union-attr]  # a head's
+        theirs.draft_block(token, hidden, None, 5, None, greedy=True)[0]
+    )
+    pairs, [keys] = caches[-2], theirs.reset(network)
+    assert pairs.offset == text.size, "what was drafted is taken back"
+    theirs._next_position = 1
+    theirs._forward_tokens(text[:, 1:], hidden[:, :-1], mx.int32)
+    for own, other in zip(pairs_of(pairs), pairs_of(keys), strict=True):
+        assert mx.allclose(own[..., 1:, :], other, atol=1e-4).item()
+
+
+CHECKPOINTS: dict[str, tuple[str, int | None, Any, str, str]] = {
+    "original": ("qwen3_5", None, original, "pt", "mtp."),
+    "a mixture": ("qwen3_5_moe", None, original, "pt", "mtp."),
+    "experts apart": ("qwen3_5_moe", None, lambda weights: apart(original(weights)), "pt", "mtp."),
+    "4 bits": ("qwen3_5", 4, dict, "mlx", "language_model.mtp."),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_head_is_read_from_every_form_of_checkpoint(tmp_path: Path, name: str) -> None:
+    architecture, bits, form, writer, prefix = CHECKPOINTS[name]
+    folder = write(tmp_path / "model", architecture, bits=bits)
+    head = random_head(folder)
+    if bits is not None:
+        nn.quantize(head, 32, bits)
+    add_head(folder, form(weights_of(head)), form=writer, prefix=prefix)
+    found = head_of(load_model(folder).network)
+    assert found is not None
+    for path, value in weights_of(found).items():
+        assert mx.allclose(value, weights_of(head)[path], atol=1e-5).item(), path
+
+
+def test_replies_are_those_without_a_head_alone_and_in_a_crowd(
+    model: Path, expected: list[list[int]]
+) -> None:
+    with loaded_batch(model, draft_tokens=DRAFTS) as drafting:
+        assert drafting.runtime.abilities.drafts == DRAFTING
+        found = alone(drafting, requests(8))
+        crowd = generate(drafting, requests(8))
+        late = generate(drafting, requests(8), arrivals={at: 2 + 3 * at for at in range(1, 8)})
+    assert tokens(found) == tokens(crowd) == tokens(late) == expected
+    proposed, accepted = drafted(found[:4:2])
+    assert proposed > accepted > proposed / 3, "the head has learnt these"
+
+
+def test_a_head_in_a_folder_of_its_own_drafts_as_if_it_were_the_models(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", "qwen3_next")
+    asked = requests(2)
+    head = tmp_path / "head"
+    head.mkdir()
+    weights = weights_of(learnt_head(folder, [asked[0].prompt], tokens=REPLY))
+    mx.save_safetensors(str(head / "model.safetensors"), weights, {"format": "mlx"})
+    (head / "config.json").write_text(json.dumps({"model_type": "qwen3_5_mtp"}))
+    with loaded_batch(folder) as plain:
+        expected = tokens(alone(plain, asked))
+    with loaded_batch(folder, draft_model=str(head)) as drafting:
+        found = alone(drafting, asked)
+    assert tokens(found) == expected
+    assert drafted(found)[1] > 0
+    other = write(tmp_path / "other", "qwen3_5", sizes={"hidden_size": 96})
+    with pytest.raises(EngineError, match=r"cannot draft for this model: .*Name the head"):
+        MLXBatch(other, EngineOptions(draft_model=str(head)), device=Device(8 << 30)).load(lambda _: None)
+
+
+def test_what_a_heads_caches_hold_after_drafts_is_what_the_text_makes(model: Path) -> None:
+    asked = [replace(each, max_tokens=count) for count in range(9, 14) for each in requests(2)]
+    held: list[tuple[list[int], list[mx.array]]] = []
+    with loaded_batch(model, draft_tokens=DRAFTS, cache_bytes=None) as drafting:
+        network, store = drafting.runtime.networks.model.network, drafting.runtime.prefix_store.store
+
+        def noted(sequence: Any, length: int, layers: Any, **named: Any) -> None:
+            if sequence.num_emitted:
+                held.append((sequence.tokens[:length], [*pairs_of(layers[-2]), layers[-1][0]]))
+            store(sequence, length, layers, **named)
+
+        drafting.runtime.prefix_store.store = noted  # type: ignore[method-assign]  # noted, and stored as always
+        proposed, accepted = drafted(alone(drafting, asked))
+        assert 0 < accepted < proposed
+        assert len(held) == len(asked)
+        for text, found in held:
+            caches = network.make_cache()
+            network(mx.array([text]), cache=caches)
+            for own, other in zip(found, [*pairs_of(caches[-2]), caches[-1][0]], strict=True):
+                assert mx.allclose(own, other, atol=1e-4).item()
+
+
+def test_turns_after_edits_and_a_restart_are_those_without_a_head(
+    model: Path, bare: Path, tmp_path: Path
+) -> None:
+    first = requests(2, checkpoints=(8,))
+    with loaded_batch(bare) as plain:
+        said = tokens(alone(plain, first))
+        turns = [
+            replace(each, prompt=[*each.prompt, *reply[:cut], 30 + cut])
+            for cut in (REPLY, 9)
+            for each, reply in zip(first, said, strict=True)
+        ]
+        expected = tokens(alone(plain, turns))
+    options: dict[str, Any] = {"draft_tokens": DRAFTS, "cache_bytes": None, "cache_folder": tmp_path / "disk"}
+    for _ in range(2):
+        with loaded_batch(model, **options) as drafting:
+            assert tokens(alone(drafting, first)) == said
+            found = alone(drafting, turns)
+            assert tokens(found) == expected
+            assert drafted(found)[0] > 0
+    assert any((tmp_path / "disk").rglob("*"))
+
+
+def test_a_budget_of_reasoning_and_adapters_have_drafts_too(model: Path, bare: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", bare)
+
+    def asked(batch: MLXBatch) -> list[GenerationRequest]:
+        words = batch.runtime.networks.model.tokenizer
+        found = []
+        for name in (None, "one"):
+            for each in requests(2, adapter=name):
+                budget = ReasoningBudgets(words, DIALECTS["harmony"]).start(
+                    each.prompt, Channel.ANALYSIS, room=REPLY, tokens=9
+                )
+                found += [each, replace(each, constraint=budget)]
+        return found
+
+    with loaded_batch(bare, adapters={"one": adapter}) as plain:
+        expected = tokens(alone(plain, asked(plain)))
+    with loaded_batch(model, adapters={"one": adapter}, draft_tokens=DRAFTS) as drafting:
+        found, crowd = alone(drafting, asked(drafting)), generate(drafting, asked(drafting))
+    assert tokens(found) == tokens(crowd) == expected
+    assert all(each.ended is not None and each.ended.drafted_tokens for each in found)
+
+
+@needs_mlx_vlm
+def test_replies_about_pictures_have_drafts_too(tmp_path: Path) -> None:
+    seen = write_qwen3_5(tmp_path)
+    weights = weights_of(random_head(seen.folder))
+    add_head(seen.folder, {name: value * 1.5 if value.ndim > 1 else value for name, value in weights.items()})
+    with drafting_engine(seen.folder) as engine:
+        seeing = Seeing(seen, engine)
+        for layout in ("two images", "an image after a long text"):
+            request = seeing.request(*LAYOUTS[layout])
+            assert seeing.reply(request) == reference(seen, request)
+            assert list(engine.generate(request))[-1].drafted_tokens > 0  # type: ignore[union-attr]  # the last item
+
+
+def broken(model: Path, kind: str) -> None:
+    """Spoil a model's head."""
+    weights = weights_of(random_head(model))
+    match kind:
+        case "absent":
+            add_head(model, {})
+            return
+        case "of another shape":
+            weights["fc.weight"] = weights["fc.weight"][:, :32]
+        case "incomplete":
+            del weights["layers.0.self_attn.q_proj.weight"]
+        case "no numbers":
+            weights["norm.weight"] = weights["norm.weight"] * mx.nan
+    add_head(model, weights)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("absent", "No MTP head drafts for this model: it was trained with one"),
+        ("of another shape", "The model's MTP head is not used: .*fc.weight"),
+        ("incomplete", "The model's MTP head is not used: .*q_proj.weight"),
+        ("no numbers", "The model's MTP head is not used: its logits are not all numbers"),
+    ],
+)
+def test_a_model_whose_head_is_of_no_use_serves_without_it_and_says_so(
+    bare: Path, tmp_path: Path, kind: str, reason: str, expected: list[list[int]], caplog: Any, capsys: Any
+) -> None:
+    folder = shutil.copytree(bare, tmp_path / "model")
+    broken(folder, kind)
+    caplog.set_level("INFO")
+    with load_engine(folder, cache_bytes=0) as engine:
+        status, [health] = engine.status(), client_of(cast("Any", engine)).get("/health").get_json()["models"]
+        [asked] = requests(1)
+        said = [item.token for item in engine.generate(asked) if hasattr(item, "token")]
+    assert said == expected[0]
+    assert re.match(reason, status.drafts)
+    assert health["drafts"] == status.drafts
+    assert status.drafts in caplog.text
+    if kind != "no numbers":  # which takes a run to find out
+        assert main(["show", str(folder)]) == 0
+        assert status.drafts in capsys.readouterr().out
+
+
+def test_no_head_is_loaded_where_no_drafts_are_wanted_or_the_text_drafts(model: Path) -> None:
+    for options in ({"draft_tokens": 0}, {"draft_from_text": True}):
+        with loaded_batch(model, **options) as batch:
+            assert head_of(batch.runtime.networks.model.network) is None
+    network, _ = load_network(model)
+    assert len(network.make_cache()) == len(network.layers)
