@@ -33,7 +33,7 @@ def random_head(model: Path, *, seed: int = 5) -> Head:
     network, _ = load_network(model)
     text = text_of(network)
     mx.random.seed(seed)
-    index, like = next((at, each) for at, each in enumerate(text.layers) if hasattr(each, "self_attn"))
+    index, like = [(at, each) for at, each in enumerate(text.layers) if hasattr(each, "self_attn")][-1]
     head = Head(type(like)(text.args, index), text.args.hidden_size, text.args.rms_norm_eps)
     head.update(tree_map(lambda value: value + 0.05 * mx.random.normal(value.shape), head.parameters()))
     return head
@@ -102,12 +102,38 @@ def apart(weights: Weights) -> Weights:
     return found
 
 
+EXTRA_NAMES = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head.norm",
+}
+
+
+def extra_layer(weights: Weights) -> Weights:
+    """Return a head's weights as of a layer after the last, as GLM and DeepSeek have them: each expert by itself."""
+    found: Weights = {}
+    for name, value in weights.items():
+        stem, _, kind = name.rpartition(".")
+        mixture, _, part = name.removeprefix("layers.0.").partition(".switch_mlp.")
+        if stem in EXTRA_NAMES:
+            found[f"{EXTRA_NAMES[stem]}.{kind}"] = value
+        elif part:
+            found |= {f"{mixture}.experts.{at}.{part}": each for at, each in enumerate(value)}
+        else:
+            found[mixture] = value
+    width = weights["norm.weight"].size
+    copies = dict.fromkeys(("embed_tokens.weight", "shared_head.head.weight"), mx.zeros((8, width)))
+    return found | copies
+
+
 def add_head(model: Path, weights: Weights, *, form: str = "mlx", prefix: str = "mtp.") -> Path:
     """Put a head's weights into a second file of a model, whose index names both."""
     named = {prefix + name: value for name, value in weights.items()}
+    number = "num_nextn_predict_layers" if "layers." in prefix else "mtp_num_hidden_layers"
     mx.save_safetensors(str(model / "model-head.safetensors"), named, {"format": form})
     config = json.loads((model / "config.json").read_text())
-    config.get("text_config", config)["mtp_num_hidden_layers"] = 1
+    config.get("text_config", config)[number] = 1
     (model / "config.json").write_text(json.dumps(config))
     names: Mapping[str, Any] = mx.load(str(model / "model.safetensors"))  # type: ignore[assignment]  # of this format
     index = dict.fromkeys(names, "model.safetensors") | dict.fromkeys(named, "model-head.safetensors")

@@ -91,6 +91,11 @@ class BatchCaches:
         assert self._merged is not None
         return extract_row(self._merged, self._merged_rows.index(row))
 
+    def own(self, row: int) -> LayerCaches:
+        """Return the caches of a row, and give each row its own before."""
+        self.separate()
+        return self.extract(row)
+
     def keep(self, rows: Sequence[int]) -> None:
         """Keep some rows, in ascending order."""
         self._keep_merged(rows)

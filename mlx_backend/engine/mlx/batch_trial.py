@@ -295,8 +295,8 @@ class Abilities:
     prompts and replies can run together without padding (packed_forward.py); with `packs_replies` replies are run so
     without prompts, too. `unbatched` says why replies cannot be decoded together; it is empty if they can. `can_draft`
     says whether replies can get drafts, `drafts` for people what a model's MTP head does or why there is none, and
-    `can_pack_drafts` whether the draft model drafts for several at once. With `replays_drafts` the right tokens before a
-    wrong draft have to run again (rewinding.py).
+    `can_pack_drafts` whether the draft model drafts for several at once. With `replays_drafts` the right tokens before
+    a wrong draft have to run again (rewinding.py).
     """
 
     can_rewind: bool

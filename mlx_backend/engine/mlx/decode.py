@@ -279,7 +279,7 @@ class Decoder:
         limits = [
             0 if sequence.key in ended else limit for sequence, limit in zip(sequences, limits, strict=True)
         ]
-        drafts = drafting.propose(sequences, limits, self._caches.extract)
+        drafts = drafting.propose(sequences, limits, self._caches.own)
         num_drafted = sum(map(len, drafts))
         try:
             if num_drafted:

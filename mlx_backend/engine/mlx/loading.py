@@ -188,7 +188,10 @@ def _find_head(network: Any, folder: Path, options: EngineOptions) -> FoundHead:
     if options.engine == "plain" or options.draft_from_text or not options.draft_tokens:
         return FoundHead()
     if options.draft_model is None:
-        return own_head(network, folder)
+        found = own_head(network, folder)
+        if found.head is not None and (options.kv_bits or options.max_kv_size):
+            return FoundHead(reason="The model's MTP head is not used with --kv-bits or --max-kv-size.")
+        return found
     named, name = find_folder(options.draft_model, allow_download=options.allow_download)
     if not is_head_folder(read_config(named, name)):
         return FoundHead()

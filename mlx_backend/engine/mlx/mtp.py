@@ -5,7 +5,7 @@ for the token before it: what the model's last norm returned. It is a layer of t
 all such pairs before; embeddings and the output layer are the model's. Of its own guess it makes the next one, with its
 own output in place of the hidden vector.
 
-So a head needs two more layers of a sequence's caches: its keys and values, and the model's last hidden vector. Every
+So a head needs two more layers of a sequence's caches: its keys and values, and the model's hidden vectors. Every
 run of the model writes both (`attach`), and so prefixes, the disk cache, rewinding and batches carry them like the
 others. That takes two small matrix products: what else the head would compute from a prompt's tokens nothing reads, and
 MLX computes nothing that is not read. What the head writes while it drafts is taken back; the next run of the model
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
-from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.base import create_attention_mask, create_causal_mask
 from mlx_lm.models.cache import ArraysCache, KVCache
 from mlx_lm.utils import infer_quant_config
 
@@ -45,15 +45,23 @@ if TYPE_CHECKING:
 
 type Weights = dict[str, mx.array]
 
-_FAMILIES: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+_QWEN: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+_WITH_EXTRA_LAYER: Final = ("glm4_moe", "glm4_moe_lite", "deepseek_v3")
 """Architectures of mlx-lm whose heads are read here. Those of others differ in their layers or in what they are fed."""
+_EXTRA_NAMES: Final = {
+    "eh_proj": "fc",
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "shared_head.norm": "norm",
+}
+"""What the second kind calls parts of a head, and the first."""
 _DRAFTERS: Final = ("qwen3_5_mtp",)
 """What mlx-vlm's `convert --mtp` calls the heads of these, in a folder of their own."""
 _LAYER_COUNTS: Final = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 """How many layers a model's head has, by the names that configurations use."""
-_NAME: Final = re.compile(r"(?:(?:model|language_model)\.)*mtp\.(.+)")
-"""A name of a head's weights among those of its model."""
 _EXPERT: Final = re.compile(r"(.+)\.experts\.(\d+)\.(\w+\.\w+)")
+_UNFIT: Final = (ValueError, RuntimeError, TypeError, AttributeError, KeyError, IndexError)
+"""What MLX and mlx-lm raise for weights that are not those of a layer."""
 TRIED_TOKENS: Final = 4
 DRAFTING: Final = "The model's MTP head drafts for its replies."
 
@@ -80,18 +88,22 @@ class Head(nn.Module):  # type: ignore[misc]  # MLX's modules have no types
     def __call__(self, embeddings: mx.array, hidden: mx.array, cache: Any) -> mx.array:
         """Return what the next tokens' logits are made of, and the next guess: as wide as `hidden`."""
         inputs = self._inputs(embeddings, hidden)
-        output: mx.array = self.norm(self.layers[0](inputs, create_attention_mask(inputs, cache), cache))
+        output: mx.array = self.norm(self.layers[0](inputs, _mask(inputs, cache), cache))
         return output
 
     def write(self, embeddings: mx.array, hidden: mx.array, cache: Any) -> None:
         """Write the keys and values of pairs."""
         layer, inputs = self.layers[0], self._inputs(embeddings, hidden)
-        layer.self_attn(layer.input_layernorm(inputs), create_attention_mask(inputs, cache), cache)
+        layer.self_attn(layer.input_layernorm(inputs), _mask(inputs, cache), cache)
 
     def _inputs(self, embeddings: mx.array, hidden: mx.array) -> mx.array:
         pair = [self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)]
         inputs: mx.array = self.fc(mx.concatenate(pair, axis=-1))
         return inputs
+
+
+def _mask(inputs: mx.array, cache: Any) -> Any:
+    return create_attention_mask(inputs, cache, return_array=True)  # MLA takes no other
 
 
 # -- from files to a head ----------------------------------------------------------------------------------------
@@ -100,9 +112,7 @@ class Head(nn.Module):  # type: ignore[misc]  # MLX's modules have no types
 def own_head(network: Any, folder: Path) -> FoundHead:
     """Return the head whose weights are among a model's own, read lazily. `network` is the model's, just loaded."""
     config = read_json_or_empty(folder / "config.json")
-    weights: Weights = {}
-    for file in weight_files(folder):
-        weights |= _as_mlx(file, lambda name: found[1] if (found := _NAME.fullmatch(name)) else None)
+    weights, is_mlx = _weights(folder, _own_name(network))
     if not weights:
         text = config.get("text_config")
         counts = [{**config, **(text if isinstance(text, dict) else {})}.get(name) for name in _LAYER_COUNTS]
@@ -113,8 +123,8 @@ def own_head(network: Any, folder: Path) -> FoundHead:
             "most conversions. --draft-model takes a folder that mlx-vlm's `convert --mtp` has written."
         )
     try:
-        return FoundHead(_make(network, weights))
-    except (ValueError, RuntimeError, TypeError, AttributeError, KeyError) as error:
+        return FoundHead(_make(network, weights, is_mlx=is_mlx))
+    except _UNFIT as error:
         return FoundHead(reason=f"The model's MTP head is not used: {_in_a_line(error)}.")
 
 
@@ -129,28 +139,41 @@ def head_in(folder: Path, network: Any) -> Head:
     try:
         if kind not in _DRAFTERS:
             raise ValueError(f"heads of the kind {kind!r} are not read here")
-        weights: Weights = {}
-        for file in weight_files(folder):
-            weights |= _as_mlx(file, lambda name: name.removeprefix("mtp."))
-        return _make(network, weights)
-    except (ValueError, RuntimeError, TypeError, AttributeError, KeyError) as error:
+        weights, is_mlx = _weights(folder, re.compile(r"(?:mtp\.)?(.+)"))
+        return _make(network, weights, is_mlx=is_mlx)
+    except _UNFIT as error:
         raise EngineError(
             f"The MTP head in {folder} cannot draft for this model: {_in_a_line(error)}. Name the head that was made "
             "from the same model, or leave --draft-model out."
         ) from error
 
 
-def _as_mlx(file: Path, rename: Any) -> Weights:
-    """Return a file's weights that are given a name, as MLX writes them."""
-    arrays: Weights
-    metadata: dict[str, str]
-    arrays, metadata = mx.load(str(file), return_metadata=True)  # type: ignore[assignment]  # of this format
-    found: Weights = {new: value for name, value in arrays.items() if (new := rename(name)) is not None}
-    if metadata.get("format") == "mlx":
-        return found
-    # In the original files norms count from 1, and the experts of a mixture are apart or joined otherwise.
+def _own_name(network: Any) -> re.Pattern[str]:
+    """Return what the names of a head's weights are among those of its model: its layer is the one after the last."""
+    return re.compile(rf"(?:(?:model|language_model)\.)*(?:mtp|layers\.{len(network.layers)})\.(.+)")
+
+
+def _weights(folder: Path, name: re.Pattern[str]) -> tuple[Weights, bool]:
+    """Return weights by what a pattern finds of their names, and whether MLX has written them."""
+    found: Weights = {}
+    is_mlx = False
+    for file in weight_files(folder):
+        arrays: Weights
+        metadata: dict[str, str]
+        arrays, metadata = mx.load(str(file), return_metadata=True)  # type: ignore[assignment]  # of this format
+        own = {match[1]: value for each, value in arrays.items() if (match := name.fullmatch(each))}
+        is_mlx |= bool(own) and metadata.get("format") == "mlx"
+        found |= own
+    return found, is_mlx
+
+
+def _of_qwen(weights: Weights) -> Weights:
+    """Return the weights of an original checkpoint as MLX writes them.
+
+    Norms count from 1 there, and the experts of a mixture are apart, or joined otherwise.
+    """
     is_norm = re.compile(r"(.*\.)?(\w*norm|pre_fc_norm_\w+)\.weight").fullmatch
-    found = {name: value + 1.0 if is_norm(name) else value for name, value in found.items()}
+    found = {name: value + 1.0 if is_norm(name) else value for name, value in weights.items()}
     for name in [name for name in found if name.endswith(".experts.gate_up_proj")]:
         mixture = name.removesuffix(".experts.gate_up_proj")
         gate, up = mx.split(found.pop(name), 2, axis=-2)
@@ -158,21 +181,44 @@ def _as_mlx(file: Path, rename: Any) -> Weights:
         found[f"{mixture}.switch_mlp.up_proj.weight"] = up
         found[f"{mixture}.switch_mlp.down_proj.weight"] = found.pop(f"{mixture}.experts.down_proj")
     experts: dict[str, dict[int, mx.array]] = {}
-    for name in [name for name in found if _EXPERT.fullmatch(name)]:
-        mixture, number, part = _EXPERT.fullmatch(name).groups()  # type: ignore[union-attr]  # as above
-        experts.setdefault(f"{mixture}.switch_mlp.{part}", {})[int(number)] = found.pop(name)
+    for name in list(found):
+        if (match := _EXPERT.fullmatch(name)) is not None:
+            experts.setdefault(f"{match[1]}.switch_mlp.{match[3]}", {})[int(match[2])] = found.pop(name)
     return found | {
         name: mx.stack([parts[number] for number in sorted(parts)]) for name, parts in experts.items()
     }
 
 
-def _make(network: Any, weights: Weights) -> Head:
-    """Return a head for a network. Raises ValueError, or what else MLX does, if the weights are not those of one."""
+def _of_extra_layer(network: Any, weights: Weights) -> Weights:
+    """Return the weights of a layer after the last by the names of Qwen's.
+
+    mlx-lm brings a layer's own weights into its form, if it is called one that the model has. Embeddings and the output
+    layer are copies of the model's.
+    """
+    place = f"model.layers.{len(network.layers) - 1}."
+    found: Weights = {}
+    layer: Weights = {}
+    for name, value in weights.items():
+        stem, _, kind = name.rpartition(".")
+        if stem in _EXTRA_NAMES:
+            found[f"{_EXTRA_NAMES[stem]}.{kind}"] = value
+        elif stem not in ("embed_tokens", "shared_head.head"):
+            layer[place + name] = value
+    sanitized = network.sanitize(layer)
+    return found | {f"layers.0.{name.removeprefix(place)}": value for name, value in sanitized.items()}
+
+
+def _make(network: Any, weights: Weights, *, is_mlx: bool) -> Head:
+    """Return a head for a network. Raises one of `_UNFIT` if the weights are not those of one."""
     family = type(network).__module__.rpartition(".")[2]
-    if family not in _FAMILIES:
+    if family in _WITH_EXTRA_LAYER:
+        weights = _of_extra_layer(network, weights)
+    elif family not in _QWEN:
         raise ValueError(f"those of {family!r} models are not read here")
+    elif not is_mlx:
+        weights = _of_qwen(weights)
     text = _text(network)
-    index, like = next((at, each) for at, each in enumerate(text.layers) if hasattr(each, "self_attn"))
+    index, like = [(at, each) for at, each in enumerate(text.layers) if hasattr(each, "self_attn")][-1]
     arguments = text.args
     head = Head(type(like)(arguments, index), arguments.hidden_size, arguments.rms_norm_eps)
 
@@ -238,24 +284,66 @@ def _with_head(kind: Any) -> Any:
         logits: mx.array = kind.__call__(self, inputs, cache=layers, **named)
         text = _text(self).model
         hidden = vars(text.norm).pop("output")
-        before = last[0] if last[0] is not None else mx.zeros_like(hidden[:, :1])
         embeddings = named.get("input_embeddings")
         if embeddings is None:
             embeddings = text.embed_tokens(inputs)
-        self.mtp_head.write(embeddings, mx.concatenate([before, hidden[:, :-1]], axis=1), pairs)
-        last[0] = hidden[:, -1:]
+        self.mtp_head.write(embeddings, _shifted(last, hidden), pairs)
         vars(self)["last_hidden"] = hidden
         # Computed with the logits, so that nothing piles up.
-        state = [value for _, value in tree_flatten(pairs.state) if isinstance(value, mx.array)]
-        complete: list[mx.array] = mx.depends([logits], [last[0], *state])
+        state = tree_flatten([pairs.state, last.state])
+        complete: list[mx.array] = mx.depends(
+            [logits], [each for _, each in state if isinstance(each, mx.array)]
+        )
         return complete[0]
 
     def make_cache(self: Any) -> LayerCaches:
-        return [*kind.make_cache(self), KVCache(), ArraysCache(1)]
+        layers = kind.make_cache(self) if hasattr(kind, "make_cache") else [KVCache() for _ in self.layers]
+        has_states = any(isinstance(layer, ArraysCache) for layer in layers)
+        return [*layers, KVCache(), ArraysCache(1) if has_states else KVCache()]
 
     return type(
         kind.__name__, (kind,), {"__call__": call, "make_cache": make_cache, "__module__": kind.__module__}
     )
+
+
+def _shifted(last: Any, hidden: mx.array) -> mx.array:
+    """Write the hidden vectors of tokens ([rows, tokens, width]); return those of the token before each.
+
+    Of a model with states the last one is kept, as a state. Of others all are, as if they were keys and values, so that
+    any number of them can be trimmed.
+    """
+    if isinstance(last, ArraysCache):
+        before = last[0] if last[0] is not None else mx.zeros_like(hidden[:, :1])
+        last[0] = hidden[:, -1:]
+        return mx.concatenate([before, hidden[:, :-1]], axis=1)
+    fetched = last.update_and_fetch(*mx.split(hidden[:, None], 2, axis=-1))
+    if isinstance(fetched[0], mx.array):
+        return mx.concatenate([_before(each, hidden.shape[1]) for each in fetched], axis=-1)[:, 0]
+    segments = [
+        mx.concatenate([_before(keys, length), _before(values, length)], axis=-1)[:, 0].reshape(
+            1, rows * length, -1
+        )
+        for keys, values, (rows, length) in zip(*fetched, last.shapes, strict=True)
+    ]
+    return mx.concatenate(segments, axis=1)
+
+
+def _before(vectors: mx.array, count: int) -> mx.array:
+    """Return the vectors before each of the last ones ([rows, 1, tokens, width]); the first of all has zeros there."""
+    length = vectors.shape[2]
+    found = vectors[:, :, max(0, length - count - 1) : length - 1]
+    return mx.pad(found, [(0, 0), (0, 0), (count - found.shape[2], 0), (0, 0)])
+
+
+def last_vector(last: Any) -> mx.array | None:
+    """Return the last hidden vector that a cache of a single sequence holds ([1, 1, width])."""
+    if isinstance(last, ArraysCache):
+        vector: mx.array | None = last[0]
+        return vector
+    if last.empty():
+        return None
+    halves = [each[:, 0, last.offset - 1 : last.offset] for each in (last.keys, last.values)]
+    return mx.concatenate(halves, axis=-1)
 
 
 # -- drafting ----------------------------------------------------------------------------------------------------
@@ -275,6 +363,10 @@ class _Pairs:
     def offset(self) -> int:
         """The position of the next pair."""
         return int(self._cache.offset) + self._shift
+
+    def make_mask(self, length: int, **_: Any) -> mx.array | None:
+        """Return the mask of the next pairs; one sees all before it."""
+        return None if length == 1 else create_causal_mask(length, int(self._cache.offset) - 1)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append a pair's keys and values; return all but the first's."""
@@ -311,7 +403,7 @@ def problem_of(network: Any, layers: LayerCaches) -> str:
         network(tokens, cache=layers)
         *_, pairs, last = layers
         embeddings = _text(network).model.embed_tokens(tokens[:, :1])
-        logits = _logits(network, network.mtp_head(embeddings, last[0], _Pairs(pairs, 0)))
+        logits = _logits(network, network.mtp_head(embeddings, last_vector(last), _Pairs(pairs, 0)))
         if not mx.all(mx.isfinite(logits)).item():
             return "its logits are not all numbers"
     except Exception as error:  # whatever the network raises

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.chunk_cost import padded_sizes
 from mlx_backend.engine.mlx.mlx_lm_patches import MAX_SINGLE_QUERIES
-from mlx_backend.engine.mlx.mtp import guesses
+from mlx_backend.engine.mlx.mtp import guesses, last_vector
 from mlx_backend.engine.mlx.packed_forward import Segment, run_packed
 from mlx_backend.engine.mlx.rewinding import RewindPoint, has_to_replay
 from mlx_backend.engine.mlx.sampling import choose
@@ -216,10 +216,10 @@ class HeadDrafter:
         """Note the hidden vectors of the right tokens of a run ([1, tokens, width]), which may have to run again."""
         self._verified = hidden
 
-    def draft(self, task: DraftTask) -> list[int] | None:
+    def draft(self, task: DraftTask) -> list[mx.array] | None:
         """Guess with the head. None: a hidden vector that it takes is not known, as after a run that failed."""
         *_, pairs, last = task.layers
-        hidden, again = last[0], task.num_to_replay
+        hidden, again = last_vector(last), task.num_to_replay
         if hidden is None:
             return None
         if again:
@@ -228,22 +228,23 @@ class HeadDrafter:
             hidden = mx.concatenate([hidden, self._verified], axis=1)
         tokens, before = task.tokens[-1 - again :], pairs.offset
         try:
-            drafts = [
+            return [
                 *guesses(self._network, tokens, hidden, pairs, task.shift, task.position, task.max_drafts)
             ]
         finally:
             pairs.trim(pairs.offset - before)
-        return as_ints(mx.concatenate(drafts))
 
 
 def propose(tasks: Sequence[DraftTask]) -> list[list[int] | None]:
     """Draft for several replies. Where they are drafted by one model, it runs for all of them at once if it can."""
     drafts: list[list[int] | None] = [None] * len(tasks)
     begun: list[tuple[int, ModelDrafter, list[int]]] = []
+    guessed_by_heads: dict[int, list[mx.array]] = {}
     is_prefilling = False
     for index, task in enumerate(tasks):
         if isinstance(task.drafter, HeadDrafter):
-            drafts[index] = task.drafter.draft(task)
+            if (arrays := task.drafter.draft(task)) is not None:
+                guessed_by_heads[index] = arrays
         elif not isinstance(task.drafter, ModelDrafter):
             drafts[index] = task.drafter.propose(task.tokens, task.max_drafts, task.position)
         elif not is_prefilling:  # one chunk at a time: all replies wait for it
@@ -253,6 +254,11 @@ def propose(tasks: Sequence[DraftTask]) -> list[list[int] | None]:
                 begun.append((index, task.drafter, fresh))
             elif fresh is not None:
                 drafts[index] = []
+    if guessed_by_heads:
+        every = [each for arrays in guessed_by_heads.values() for each in arrays]
+        found = iter(as_ints(mx.concatenate(every)))
+        for index, arrays in guessed_by_heads.items():
+            drafts[index] = [next(found) for _ in arrays]
     if begun:
         drafters = [drafter for _, drafter, _ in begun]
         texts = [fresh for _, _, fresh in begun]

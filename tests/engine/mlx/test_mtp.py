@@ -14,7 +14,7 @@ from architectures import write
 from drafting import alone, drafting_engine, first_position, generate, loaded_batch, tokens
 from engine_models import write_adapter
 from mlx import nn
-from mtp_heads import add_head, apart, learnt_head, original, random_head, text_of, weights_of
+from mtp_heads import add_head, apart, extra_layer, learnt_head, original, random_head, text_of, weights_of
 from scripted_server import client_of
 from seeing import LAYOUTS, Seeing
 from vision_models import needs_mlx_vlm, write_qwen3_5
@@ -31,7 +31,7 @@ from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.loading import load_model
 from mlx_backend.engine.mlx.mtp import DRAFTING, head_of
-from mlx_backend.engine.mlx.speculative import DraftTask, HeadDrafter
+from mlx_backend.engine.mlx.speculative import DraftTask, HeadDrafter, propose
 from mlx_backend.errors import EngineError
 from mlx_backend.layers.architecture import load_network
 from mlx_backend.models.engine_options import EngineOptions
@@ -108,9 +108,8 @@ def test_a_heads_logits_and_drafts_are_those_of_mlx_vlms_own(tmp_path: Path, arc
     theirs.prefill_from_target_hidden(text, hidden, token, None, greedy=True)
     at = first_position(config["vocab_size"])
     task = DraftTask(HeadDrafter(network), [*as_ints(text[0]), *as_ints(token)], 4, at, caches)
-    assert task.drafter.draft(task) == as_ints(  # type: ignore[union-attr]  # a head's
-        theirs.draft_block(token, hidden, None, 5, None, greedy=True)[0]
-    )
+    [drafts] = propose([task])
+    assert drafts == as_ints(theirs.draft_block(token, hidden, None, 5, None, greedy=True)[0])
     pairs, [keys] = caches[-2], theirs.reset(network)
     assert pairs.offset == text.size, "what was drafted is taken back"
     theirs._next_position = 1
@@ -124,17 +123,22 @@ CHECKPOINTS: dict[str, tuple[str, int | None, Any, str, str]] = {
     "a mixture": ("qwen3_5_moe", None, original, "pt", "mtp."),
     "experts apart": ("qwen3_5_moe", None, lambda weights: apart(original(weights)), "pt", "mtp."),
     "4 bits": ("qwen3_5", 4, dict, "mlx", "language_model.mtp."),
+    "a layer after the last": ("glm4_moe", None, extra_layer, "pt", "model.layers.{}."),
+    "latent attention": ("glm4_moe_lite", None, extra_layer, "pt", "model.layers.{}."),
+    "DeepSeek's": ("deepseek_v3", None, extra_layer, "pt", "model.layers.{}."),
 }
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_head_is_read_from_every_form_of_checkpoint(tmp_path: Path, name: str) -> None:
     architecture, bits, form, writer, prefix = CHECKPOINTS[name]
-    folder = write(tmp_path / "model", architecture, bits=bits)
+    sizes = {"num_hidden_layers": 61} if architecture == "deepseek_v3" else {}  # mlx-lm knows no other number
+    folder = write(tmp_path / "model", architecture, bits=bits, sizes=sizes)
     head = random_head(folder)
     if bits is not None:
         nn.quantize(head, 32, bits)
-    add_head(folder, form(weights_of(head)), form=writer, prefix=prefix)
+    count = len(load_network(folder)[0].layers)
+    add_head(folder, form(weights_of(head)), form=writer, prefix=prefix.format(count))
     found = head_of(load_model(folder).network)
     assert found is not None
     for path, value in weights_of(found).items():
@@ -152,6 +156,30 @@ def test_replies_are_those_without_a_head_alone_and_in_a_crowd(
     assert tokens(found) == tokens(crowd) == tokens(late) == expected
     proposed, accepted = drafted(found[:4:2])
     assert proposed > accepted > proposed / 3, "the head has learnt these"
+
+
+@pytest.mark.parametrize(("architecture", "packs"), [("glm4_moe", True), ("glm4_moe_lite", False)])
+def test_several_replies_at_once_have_drafts_where_a_model_is_run_packed(
+    tmp_path: Path, architecture: str, packs: bool
+) -> None:
+    folder = write(tmp_path / "model", architecture)
+    asked = requests(8, checkpoints=(8,))
+    with loaded_batch(folder) as plain:
+        said = tokens(alone(plain, asked))
+    weights = weights_of(learnt_head(folder, [asked[0].prompt], tokens=REPLY))
+    prefix = f"model.layers.{len(load_network(folder)[0].layers)}."
+    add_head(folder, extra_layer(weights), form="pt", prefix=prefix)
+    with loaded_batch(folder, draft_tokens=DRAFTS, cache_bytes=None) as drafting:
+        assert drafting.runtime.abilities.can_pack == packs
+        few = generate(drafting, asked[:3], arrivals={1: 2, 2: 5})
+        crowd = generate(drafting, asked)
+        late = generate(drafting, asked, arrivals={at: 2 * at for at in range(1, 8)})
+        held = drafting.runtime.networks.model.network.make_cache()
+    assert tokens(few) == said[:3]
+    assert tokens(crowd) == tokens(late) == said
+    proposed, accepted = drafted(few)
+    assert proposed > accepted > 0
+    assert len(held) == len(load_network(folder)[0].layers) + 2
 
 
 def test_a_head_in_a_folder_of_its_own_drafts_as_if_it_were_the_models(tmp_path: Path) -> None:
