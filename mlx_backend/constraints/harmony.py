@@ -30,7 +30,7 @@ from mlx_backend.conversation.dialects.harmony import (
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence, Set
+    from collections.abc import Sequence, Set
 
     from llguidance import LLMatcher
 
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from mlx_backend.constraints.vocabulary import Vocabulary
     from mlx_backend.conversation.parser import ChannelParser
     from mlx_backend.engine.base import Tokenizer
-
-    type Branches = dict[int, Branches]
 
 REQUIRED_MARKERS = (CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START)
 """The control tokens a turn is made of."""
@@ -167,8 +165,8 @@ class HarmonyCloser(ReasoningCloser):
         self.opening = () if has_tools else final
         self._channel_token = final[0]
         channels = (Channel.FINAL, Channel.COMMENTARY) if has_tools else (Channel.FINAL,)
-        self._words = _tree(headers[channel][1:-1] for channel in channels)
-        self._branches: Branches = {}  # how the channel's word may go on
+        self._words = [headers[channel][1:-1] for channel in channels]
+        self._left: Sequence[Sequence[int]] = ()  # how the channel's word may go on
 
     def closing(self) -> Sequence[int]:
         """End the message and begin another; without tools that is the answer."""
@@ -177,19 +175,10 @@ class HarmonyCloser(ReasoningCloser):
     def advance(self, token: int | None, *, exhausted: bool) -> None:
         """Follow the channel's word in a header."""
         if exhausted and token == self._channel_token:
-            self._branches = self._words
+            self._left = self._words
         else:
-            self._branches = self._branches.get(token, {}) if token is not None else {}
+            self._left = [word[1:] for word in self._left if word[0] == token and word[1:]]
 
     def allowed_mask(self) -> Mask | None:
         """Return the mask of the tokens with which an allowed word goes on."""
-        return only(self._size, self._branches) if self._branches else None
-
-
-def _tree(spellings: Iterable[Sequence[int]]) -> Branches:
-    root: Branches = {}
-    for tokens in spellings:
-        branches = root
-        for token in tokens:
-            branches = branches.setdefault(token, {})
-    return root
+        return only(self._size, {word[0] for word in self._left}) if self._left else None

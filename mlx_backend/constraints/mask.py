@@ -15,19 +15,28 @@ type Mask = memoryview[int]
 
 
 def only(size: int, tokens: Iterable[int]) -> Mask:
-    """Return the mask of these tokens and no others."""
-    return _mask(size, tokens, allowed=True)
+    """Return the mask of these tokens and no others, in a vocabulary of this size."""
+    return including(bytes((size + 31) // 32 * 4), tokens)
 
 
 def all_but(size: int, tokens: Iterable[int]) -> Mask:
     """Return the mask of all tokens but these."""
-    return _mask(size, tokens, allowed=False)
+    return excluding(b"\xff" * ((size + 31) // 32 * 4), tokens)
 
 
-def _mask(size: int, tokens: Iterable[int], *, allowed: bool) -> Mask:
-    bits = bytearray((b"\x00" if allowed else b"\xff") * ((size + 31) // 32 * 4))
+def including(mask: bytes | Mask, tokens: Iterable[int]) -> Mask:
+    """Return a mask with these tokens."""
+    bits = bytearray(mask)
     for token in tokens:
-        bits[token >> 3] ^= 1 << (token & 7)
+        bits[token >> 3] |= 1 << (token & 7)
+    return memoryview(bytes(bits)).cast("I")
+
+
+def excluding(mask: bytes | Mask, tokens: Iterable[int]) -> Mask:
+    """Return a mask without these tokens."""
+    bits = bytearray(mask)
+    for token in tokens:
+        bits[token >> 3] &= ~(1 << (token & 7))
     return memoryview(bytes(bits)).cast("I")
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.json_schema import describe_error
+from mlx_backend.constraints.mask import excluding, including
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -147,7 +148,7 @@ class FreeText:
         if self._closing is None:
             return mask
         overrunning = self._closing.overrunning(self._closing.written(self._tail))
-        return self._vocabulary.without(mask, overrunning) if overrunning else mask
+        return excluding(mask, overrunning) if overrunning else mask
 
     def advance(self, token: int) -> State:
         """Take text, or go on."""
@@ -182,14 +183,11 @@ class MatchedText:
 
     def allowed_mask(self) -> Mask:
         """Return the mask. Raises GrammarError if the grammar has become too expensive, or leads nowhere."""
-        vocabulary = self._vocabulary
-        bits = bytearray(self._mask())
-        bits[vocabulary.end_token >> 3] &= ~(1 << (vocabulary.end_token & 7))
-        for token in [*(self._transitions if self._is_complete else ()), *self._alternatives]:
-            bits[token >> 3] |= 1 << (token & 7)
-        if not any(bits):
+        mask = excluding(self._mask(), [self._vocabulary.end_token])
+        mask = including(mask, [*(self._transitions if self._is_complete else ()), *self._alternatives])
+        if not any(mask):
             raise _stuck("no token of this model continues it from here")
-        return memoryview(bits).cast("I")
+        return mask
 
     def advance(self, token: int) -> State:
         """Take text, or go on."""

@@ -13,6 +13,7 @@ from threading import RLock
 from typing import TYPE_CHECKING
 
 from mlx_backend.constraints.errors import GrammarError
+from mlx_backend.constraints.mask import including, only
 from mlx_backend.conversation.dialects.base import END_MARKERS
 
 if TYPE_CHECKING:
@@ -83,23 +84,15 @@ class Vocabulary:
 
     def mask_of(self, tokens: Iterable[int]) -> Mask:
         """Return the mask of these tokens and no others."""
-        return self._as_mask(self._with(bytearray(self._size), tokens))
+        return only(self.tokenizer.vocabulary_size, tokens)
 
     def text_and(self, tokens: Iterable[int]) -> Mask:
         """Return the mask of all text and of these control tokens: the same object for the same tokens."""
         key = frozenset(tokens)
         mask = self._masks.get(key)
         if mask is None:
-            mask = self._as_mask(self._with(bytearray(self._text), key))
-            self._masks[key] = mask
+            mask = self._masks[key] = including(self._text, key)
         return mask
-
-    def without(self, mask: Mask, tokens: Iterable[int]) -> Mask:
-        """Return a mask without these tokens."""
-        bits = bytearray(mask.cast("B"))
-        for token in tokens:
-            bits[token >> 3] &= ~(1 << (token & 7))
-        return self._as_mask(bits)
 
     @cached_property
     def end_token(self) -> int:
@@ -139,27 +132,10 @@ class Vocabulary:
 
         return LLTokenizer(TokenizerWrapper(_Tokens(self)))
 
-    @property
-    def _size(self) -> int:
-        return (self.tokenizer.vocabulary_size + 31) // 32 * 4
-
     @cached_property
-    def _text(self) -> bytes:
-        bits = bytearray(self._size)
+    def _text(self) -> Mask:
         tokens = enumerate(self.tokens)
-        return bytes(
-            self._with(bits, (token for token, text in tokens if text and token not in self.special))
-        )
-
-    @staticmethod
-    def _with(bits: bytearray, tokens: Iterable[int]) -> bytearray:
-        for token in tokens:
-            bits[token >> 3] |= 1 << (token & 7)
-        return bits
-
-    @staticmethod
-    def _as_mask(bits: bytearray) -> Mask:
-        return memoryview(bytes(bits)).cast("I")
+        return self.mask_of(token for token, text in tokens if text and token not in self.special)
 
 
 class _Tokens:
