@@ -280,7 +280,11 @@ def check_adapter(folder: Path) -> None:
     """Raise EngineError unless a folder holds a LoRA adapter as mlx-lm writes it."""
     if not (folder / _ADAPTER_CONFIG).is_file():
         raise EngineError(f"{folder} holds no adapter: there is no {_ADAPTER_CONFIG}.")
-    if "peft_type" in read_json_or_empty(folder / _ADAPTER_CONFIG):
+    try:
+        config = read_json(folder / _ADAPTER_CONFIG)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{folder} holds no adapter that can be read: {first_line(error)}.") from error
+    if "peft_type" in config:
         raise EngineError(
             f"{folder} holds an adapter in PEFT's format, which mlx-lm does not read: merge it into its model with "
             "PEFT (merge_and_unload) and use that, or train it with mlx-lm."

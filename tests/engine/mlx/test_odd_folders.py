@@ -195,10 +195,13 @@ def test_what_is_wrong_is_one_sentence_with_what_to_do(change: Change, said: str
             "holds an adapter in PEFT's format, which mlx-lm does not read: merge it",
         ),
         ({"fine_tune_type": "lora", "num_layers": 2}, "holds no adapter: there is no adapters.safetensors."),
+        ([], "holds no adapter that can be read: adapter_config.json holds no JSON object."),
+        ("x" * (17 << 20), "holds no adapter that can be read: adapter_config.json is larger than 16,384 KiB."),
     ],
+    ids=["of another program", "without weights", "a list", "large"],
 )
 def test_an_adapter_that_cannot_be_loaded_is_told_as_what_it_is(
-    settings: dict[str, Any], said: str, folder: Path, tmp_path: Path
+    settings: Any, said: str, folder: Path, tmp_path: Path
 ) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
