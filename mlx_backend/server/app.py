@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -151,11 +152,8 @@ class App:
             is_loopback=is_loopback(settings.host),
         )
         table = all_routes(page=settings.page) if routes is None else routes
-        self._urls = Map(
-            [_rule(route) for route in table],
-            strict_slashes=False,
-            merge_slashes=False,
-        )
+        self._routes = {(route.method, route.path): route for route in table}
+        self._urls = _url_map(tuple(self._routes))
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
@@ -172,7 +170,8 @@ class App:
             if request.method == "OPTIONS":
                 response = self._cors.preflight(request, urls.allowed_methods())
             else:
-                route, arguments = self._match(request, urls)
+                address, arguments = self._match(request, urls)
+                route = self._routes[address]
                 errors = handler = _handler_for(request, route)
                 self._check_access(request, route, client)
                 if request.method == "POST":
@@ -206,7 +205,7 @@ class App:
         return DEFAULT_ERRORS.error(ApiError(status, message))
 
     @staticmethod
-    def _match(request: Request, urls: MapAdapter) -> tuple[Route, Mapping[str, str]]:
+    def _match(request: Request, urls: MapAdapter) -> tuple[tuple[str, str], Mapping[str, str]]:
         try:
             return urls.match()
         except WebsocketMismatch:
@@ -248,10 +247,16 @@ def _check_room(response: Response, environ: WSGIEnvironment) -> None:
         )
 
 
-def _rule(route: Route) -> Rule:
-    if route.method == WEBSOCKET:
-        return Rule(route.path, endpoint=route, websocket=True)
-    return Rule(route.path, endpoint=route, methods=[route.method])
+@cache  # to compile the rules takes longer than all else that an `App` does when it is made
+def _url_map(addresses: tuple[tuple[str, str], ...]) -> Map:
+    """Return what finds a request's method and path, as a route has them, among these."""
+    rules = [
+        Rule(path, endpoint=(method, path), websocket=True)
+        if method == WEBSOCKET
+        else Rule(path, endpoint=(method, path), methods=[method])
+        for method, path in addresses
+    ]
+    return Map(rules, strict_slashes=False, merge_slashes=False)
 
 
 def _handler_for(request: Request, route: Route) -> Handler:

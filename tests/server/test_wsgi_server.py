@@ -144,7 +144,8 @@ def test_a_request_that_comes_a_byte_at_a_time_is_answered(stack: ExitStack) -> 
     ],
 )
 def test_a_request_that_does_not_go_on_is_a_408(stack: ExitStack, limit: str, sent: bytes, part: str) -> None:
-    started = start(stack, **{limit: 0.1})
+    limits: dict[str, Any] = {limit: 0.1}
+    started = start(stack, **limits)
     assert message(started.connect(sent)) == (408, f"The {part} of the request did not arrive in time.")
 
 
