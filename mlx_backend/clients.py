@@ -144,8 +144,9 @@ CLIENTS: Final[Mapping[str, ClientSetup]] = {
         title="Codex",
         version="0.169.0",
         apis="responses",
-        tried="tasks, MCP, `apply_patch`, efforts in its picker, compaction",
+        tried="tasks, MCP, `apply_patch`, `view_image`, efforts in its picker, compaction, WebSockets",
         seen_before="0.989 to 0.996",
+        about="With `supports_websockets = true` it keeps a connection, and sends only what is new.",
         snippets=(
             Snippet(
                 language="toml",
@@ -493,7 +494,7 @@ export OLLAMA_API_KEY={{key}}
         "3.57",
         'from openai import OpenAI\n\nclient = OpenAI(base_url="{{url}}/v1", api_key={{key}})\n',
         'effort: `reasoning={"effort": "high", "summary": "auto"}` in responses, `reasoning_effort` in chat. The '
-        "reasoning of chat is `message.reasoning_content`",
+        "reasoning of chat is `message.reasoning_content`. `responses.connect()` works, too",
     ),
     "anthropic": _sdk(
         "anthropic",

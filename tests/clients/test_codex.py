@@ -7,6 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from picture_files import RED, encoded
+from PIL import Image
 from scripted_engine import Transcript
 
 from clients import mcp_lookup
@@ -47,6 +49,7 @@ def codex(
     server: ScriptedServer,
     *arguments: str,
     has_catalogue: bool = True,
+    has_websockets: bool = False,
     fails: bool = False,
     **settings: Any,
 ) -> list[dict[str, Any]]:
@@ -72,6 +75,7 @@ name = "local"
 base_url = "{server.url}/v1"
 experimental_bearer_token = "any"
 wire_api = "responses"
+supports_websockets = {json.dumps(has_websockets)}
 request_max_retries = 1
 stream_max_retries = 2
 {f'model_catalog_url = "{server.url}/v1/models"' if has_catalogue else ""}
@@ -249,3 +253,27 @@ def test_a_session_that_is_resumed_goes_on_where_it_was(server: Serve, sandbox: 
     assert len(scripted.agent_prompts) == 8
     assert average_share(scripted) >= GOAL, scripted.misses()
     assert min(scripted.shares) >= 0.97, scripted.misses()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_over_a_websocket_a_turn_sends_only_what_is_new(server: Serve, sandbox: Sandbox, family: str) -> None:
+    model = FAMILIES[family]
+    scripted = server([model.says("Read before the task is known."), *commands(3, model)], family)
+    events = codex(sandbox, scripted, "Say 0, 1 and 2", has_websockets=True)
+    assert [item["text"] for item in items(events, "agent_message")] == ["All is done."]
+    handshake, read, *turns = scripted.requests(RESPONSES)
+    assert (handshake.shown, read.json["generate"]) == (f"GET {RESPONSES} 101", False)
+    assert [len(turn.json["input"]) for turn in turns[1:]] == [1] * 3, "the result of a command"
+    assert min(scripted.shares[1:]) >= 0.97, scripted.misses()
+
+
+def test_an_image_that_it_views_is_in_the_result_of_the_call(server: Serve, sandbox: Sandbox) -> None:
+    picture = sandbox.workspace / "red.png"
+    picture.write_bytes(encoded(Image.new("RGB", (32, 32), RED)))
+    model = FAMILIES["harmony"]
+    script = [model.calls(Call("view_image", {"path": str(picture)})), model.says("I cannot see it.")]
+    scripted = server(script)
+    events = codex(sandbox, scripted, "What is in red.png?", has_catalogue=False)
+    assert [item["text"] for item in items(events, "agent_message")] == ["I cannot see it."]
+    sent = scripted.exchanges[-1].json["input"][-1]
+    assert (sent["type"], sent["output"][0]["type"]) == ("function_call_output", "input_image")

@@ -88,6 +88,12 @@ def test_a_wrong_model_is_an_error_of_the_sdk(client: ollama.Client) -> None:
     assert raised.value.status_code == 404
 
 
+def test_an_error_in_mid_stream_is_raised(scripted_url: str, headers: dict[str, str]) -> None:
+    scripted = ollama.Client(host=scripted_url, headers=headers)
+    with pytest.raises(ollama.ResponseError, match="The device is gone"):
+        list(scripted.chat("scripted", [{"role": "user", "content": "Break off."}], stream=True))
+
+
 @pytest.mark.parametrize("reasoning", [None, True, "high", False])
 def test_langchain_calls_a_tool_and_shows_reasoning(
     url: str, headers: dict[str, str], reasoning: bool | str | None

@@ -214,6 +214,22 @@ def test_an_error_in_mid_stream_is_raised_or_an_event(scripted: openai.OpenAI) -
     assert events[-1].response.error.message == "The device is gone."
 
 
+def test_a_websocket_answers_in_turn_and_goes_on_from_what_is_not_stored(client: openai.OpenAI) -> None:
+    with client.responses.connect() as connection:
+
+        def answered(text: str, **fields: Any) -> Any:
+            connection.send(
+                {"type": "response.create", "model": MODEL, "input": text, "store": False, **fields}
+            )
+            return next(event for event in connection if event.type in ("response.completed", "error"))
+
+        first = answered("What is the capital of France?").response
+        second = answered("What is the capital of Italy?", previous_response_id=first.id).response
+        assert second.output[-1].content[0].text == "The capital of Italy is Rome."
+        assert second.usage.input_tokens > first.usage.input_tokens
+        assert answered("And?", previous_response_id=first.id).error.code == "previous_response_not_found"
+
+
 def test_a_stream_that_is_closed_early_ends_the_reply(scripted: openai.OpenAI) -> None:
     with scripted.responses.create(model="scripted", input="Go on.", stream=True) as stream:
         for event in stream:
