@@ -479,7 +479,11 @@ class _Warmups:
             warmup = self._being_made = self._waiting.popleft()
             self._is_outdated = False
             # Not a daemon: the interpreter has to wait for foreign code.
-            threading.Thread(target=self._make, args=(warmup,), name="prewarm", daemon=False).start()
+            thread = threading.Thread(target=self._make, args=(warmup,), name="prewarm", daemon=False)
+            try:
+                thread.start()
+            except RuntimeError:  # the system allows no more threads now; the next turn does without
+                self._being_made = None
 
     def preempt(self) -> None:
         """Take the one that runs out of the batch, to be made again; so is the one that is being made."""

@@ -8,6 +8,7 @@ from scheduler_batches import (
     SOON,
     BatchThatFailsToRemove,
     FailingBatch,
+    LimitedBatch,
     engine_of,
     finishes,
     request,
@@ -129,6 +130,28 @@ def test_a_request_is_not_lost_when_preempting_a_warm_up_for_it_breaks_the_engin
     scheduler.prewarm(lambda: request("what may come next", max_tokens=0))
     assert batch.inserting.acquire(timeout=SOON)
     assert finishes(scheduler, batch, scheduler.submit(request(max_tokens=10)))
+    scheduler.stop()
+
+
+def test_a_warm_up_for_which_the_system_has_no_thread_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start, refused = threading.Thread.start, threading.Event()
+
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name == "prewarm":
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_others)
+    batch = LimitedBatch(room=100)
+    scheduler = Scheduler(batch)
+    scheduler.start()
+    scheduler.prewarm(lambda: request("what may come next", max_tokens=0))
+    assert refused.wait(SOON)
+    assert finishes(scheduler, batch, scheduler.submit(request(max_tokens=10)))
+    assert not caplog.records, "the engine has not broken"
     scheduler.stop()
 
 
