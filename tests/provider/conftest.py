@@ -34,8 +34,14 @@ def listening(
 
     Its log is complete when the server has ended.
     """
+    environment = {
+        **os.environ,
+        "MLX_BACKEND_MAX_QUEUE": "16",
+    }  # there is a thread for each request that may wait
     with log.open("w") as stderr:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True
+        )
     try:
         assert process.stdout is not None
         address = None
@@ -108,9 +114,10 @@ def container_python(plugin_root: Path, tmp_path_factory: pytest.TempPathFactory
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join(re.findall(r"^([\w.-]+==[^\s;\\]+)", lock, re.MULTILINE)))
     # With pip, as `make setup` does it: where that found the packages, this does.
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     python = str(folder / "venv" / "bin" / "python")
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    install += ["--disable-pip-version-check"]
     install += ["-r", str(plugin_root / "requirements.txt"), "-c", str(constraints)]
     done = subprocess.run(install, check=False, capture_output=True, text=True)
     assert done.returncode == 0, f"pip could not install what the plugin needs:\n{done.stderr}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from conftest import LOADED, listening
@@ -35,16 +35,30 @@ def root(plugin_root: Path, tmp_path: Path) -> Path:
     return shutil.copytree(plugin_root, tmp_path / "plugin", ignore=shutil.ignore_patterns(".cache"))
 
 
-@pytest.fixture
-def stopped(root: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    """A server that was described to Dify once and is off now: its form, and what was said of Default."""
+class Stopped(NamedTuple):
+    """A plugin's folder, the form for a server that it described to Dify once and that is off now, and what it said."""
+
+    root: Path
+    form: dict[str, str]
+    described: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def first_stopped(plugin_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    root = tmp_path_factory.mktemp("described") / "plugin"
+    shutil.copytree(plugin_root, root, ignore=shutil.ignore_patterns(".cache"))
     with PluginProcess(root) as plugin:
         with listening(SERVER, ready=LOADED) as address:
             form = {"endpoint_url": address, "api_key": "right"}
             described = schema(plugin, form)
         assert described["model_properties"]["context_size"] == 3_000
         assert schema(plugin, form) == described
-    return form, described
+    return Stopped(root, form, described)
+
+
+@pytest.fixture
+def stopped(first_stopped: Stopped, tmp_path: Path) -> Stopped:
+    return first_stopped._replace(root=shutil.copytree(first_stopped.root, tmp_path / "plugin"))
 
 
 def schema(
@@ -62,20 +76,16 @@ def context_size(described: dict[str, Any]) -> int:
     return size
 
 
-def test_a_restarted_plugin_describes_a_server_that_is_off_as_it_was(
-    root: Path, stopped: tuple[dict[str, str], dict[str, Any]]
-) -> None:
-    form, described = stopped
+def test_a_restarted_plugin_describes_a_server_that_is_off_as_it_was(stopped: Stopped) -> None:
+    root, form, described = stopped
     with PluginProcess(root) as plugin:
         assert schema(plugin, form) == described
         assert context_size(schema(plugin, form, "mlx-demo")) == 3_000
         assert context_size(schema(plugin, {**form, "context_size": "1500"})) == 1_500
 
 
-def test_another_key_or_address_knows_nothing_of_it(
-    root: Path, stopped: tuple[dict[str, str], dict[str, Any]]
-) -> None:
-    form, _ = stopped
+def test_another_key_or_address_knows_nothing_of_it(stopped: Stopped) -> None:
+    root, form, _ = stopped
     with PluginProcess(root) as plugin:
         assert context_size(schema(plugin, {**form, "api_key": "another"})) == 16_384
         assert (
@@ -84,10 +94,8 @@ def test_another_key_or_address_knows_nothing_of_it(
         )
 
 
-def test_neither_key_nor_address_is_written_down(
-    root: Path, stopped: tuple[dict[str, str], dict[str, Any]]
-) -> None:
-    form, _ = stopped
+def test_neither_key_nor_address_is_written_down(stopped: Stopped) -> None:
+    root, form, _ = stopped
     port = form["endpoint_url"].rpartition(":")[2].split("/")[0]
     (file,) = (file for file in (root / ".cache").rglob("*") if file.is_file())
     written = file.read_bytes()
@@ -97,10 +105,8 @@ def test_neither_key_nor_address_is_written_down(
         assert secret not in file.name
 
 
-def test_a_spoilt_description_is_as_good_as_none(
-    root: Path, stopped: tuple[dict[str, str], dict[str, Any]]
-) -> None:
-    form, _ = stopped
+def test_a_spoilt_description_is_as_good_as_none(stopped: Stopped) -> None:
+    root, form, _ = stopped
     for file in (root / ".cache").rglob("*.json"):
         file.write_bytes(b'{"kind": "mlx-backend", "models": [{"context_size": ')
     with PluginProcess(root) as plugin:
