@@ -9,7 +9,7 @@ the next start has nothing to do.
 
     python -m mlx_backend.layers.kernel_compiler FOLDER JOB      the job as JSON
 
-Knows kinds of layers; nothing of networks or requests.
+Knows the layers of networks; nothing of requests.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models.switch_layers import SwitchLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-from mlx_backend.layers.dequantize import dequantized_by_kernel
-from mlx_backend.layers.few_rows import ALIGNED_OUTPUTS
-from mlx_backend.layers.many_rows import inputs_of, right_dequantizer
+from mlx_backend.layers.dequantize import dequantized, dequantized_by_kernel
+from mlx_backend.layers.few_rows import ALIGNED_OUTPUTS, use_few_rows
+from mlx_backend.layers.many_rows import inputs_of, kind_of, many_rows_candidates, right_dequantizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from mlx_backend.layers.dequantize import Dequantizer
 
 log = logging.getLogger(__name__)
 
@@ -83,14 +85,20 @@ INDEXING = tuple(KernelJob(operation=each) for each in ("rows", "take", "add", "
 class KernelCompiler:
     """Does jobs, some at a time, and calls `on_done` when all are done, on a thread of its own.
 
-    `found` maps jobs to what they found out, as far as that is known; None for one that failed.
+    `jobs` are those that layers need (`jobs_for`). Until all are done products of many rows are computed a few rows at
+    a time (few_rows.py). `found` maps jobs to what they found out, as far as that is known; None for one that failed.
     """
 
-    def __init__(self, jobs: Iterable[KernelJob], folder: Path, on_done: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        jobs: Mapping[KernelJob, Sequence[Any]],
+        folder: Path,
+        on_done: Callable[[], None] = lambda: None,
+    ) -> None:
         self._folder = folder
-        self._on_done = on_done
+        self.on_done = on_done
         self.found: dict[KernelJob, dict[str, Any] | None] = {}
-        self.jobs = tuple(dict.fromkeys(jobs))
+        self.jobs = jobs
         for job in self.jobs:
             with suppress(OSError, ValueError):
                 self.found[job] = json.loads((folder / job.name).read_text())
@@ -103,6 +111,13 @@ class KernelCompiler:
         self._lock = threading.Lock()
         self._is_closed = False
         self._began = perf_counter()
+        self._stop_few_rows = use_few_rows() if self._waiting else lambda: None
+        if self._waiting:
+            log.info(
+                "Kernels for %d operations are compiled in the background, since this machine has none yet. "
+                "Until then long prompts take longer, and so do many replies at once.",
+                len(self._waiting),
+            )
         count = min(len(self._waiting), MAX_PROCESSES, max(1, (os.cpu_count() or 1) // 2))
         for _ in range(count):
             threading.Thread(target=self._work, name="kernels", daemon=True).start()
@@ -112,8 +127,26 @@ class KernelCompiler:
         """Whether all jobs are done."""
         return len(self.found) == len(self.jobs)
 
+    @property
+    def progress(self) -> str:
+        """How many have been compiled, for people."""
+        return f"{len(self.found)} of {len(self.jobs)}"
+
+    def find(self, layer: Any, _: mx.Dtype) -> Dequantizer | None:
+        """Return what dequantises layers like this one; None if they are not to be."""
+        kind = kind_of(layer)
+        for job, layers in self.jobs.items():
+            if job.operation == "many" and any(kind_of(each) == kind for each in layers):
+                found = self.found.get(job)
+                if found is None or not found["is_right"]:
+                    return None
+                return dequantized_by_kernel if found["by_kernel"] else dequantized
+        return None
+
     def close(self) -> None:
-        """End all processes."""
+        """End all processes, and go back to MLX's own functions."""
+        stop, self._stop_few_rows = self._stop_few_rows, lambda: None
+        stop()
         with self._lock:
             self._is_closed = True
             for process in self._running:
@@ -132,7 +165,7 @@ class KernelCompiler:
                     continue
             seconds = perf_counter() - self._began
             log.info("Kernels for %d operations were compiled, in %.0f s.", len(self.jobs), seconds)
-            self._on_done()
+            self.on_done()
 
     def _do(self, job: KernelJob) -> dict[str, Any] | None:
         folders = [str(Path(__file__).parents[2]), *filter(None, sys.path)]
@@ -168,15 +201,25 @@ class KernelCompiler:
 
 
 def jobs_for(
-    layers: Sequence[Any], candidates: Sequence[Any], activations: mx.Dtype
+    networks: Sequence[Any], activations: mx.Dtype, *, dequantize: bool
 ) -> dict[KernelJob, list[Any]]:
-    """Return the jobs for a network's quantised `layers`, and for those that have an implementation for many rows."""
+    """Return the jobs for networks' quantised layers, and for those that have an implementation for many rows.
+
+    Each comes with its layers. With `dequantize` the weights of those are dequantised.
+    """
     jobs: dict[KernelJob, list[Any]] = {job: [] for job in INDEXING}
+    layers = [
+        layer
+        for network in networks
+        for layer in network.modules()
+        if isinstance(layer, nn.QuantizedLinear | nn.QuantizedEmbedding)
+        or (type(layer) is QuantizedSwitchLinear and layer.output_dims % ALIGNED_OUTPUTS == 0)
+    ]
     for layer in layers:
         is_mixture = layer["weight"].ndim == 3  # of which all rows are multiplied one by one, or few together
         for rows in ROW_COUNTS[:1] if is_mixture else ROW_COUNTS:
             jobs.setdefault(_job("few", layer, rows, activations), []).append(layer)
-    for layer in candidates:
+    for layer in many_rows_candidates(networks, dequantize=dequantize):
         jobs.setdefault(_job("many", layer, ROW_COUNTS[-1], activations), []).append(layer)
     return jobs
 

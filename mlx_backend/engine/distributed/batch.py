@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class SteppedBatch(Batch, Protocol):
     """A batch whose steps depend on its requests and its pace alone."""
 
-    pace: list[float | None]
+    pace: list[float]
     """What was measured of its speed, as plain numbers."""
 
 

@@ -170,12 +170,12 @@ class MLXBatch:
         mx.clear_streams()
 
     @property
-    def pace(self) -> list[float | None]:
+    def pace(self) -> list[float]:
         """What was measured, and what steps depend on next to the requests."""
         return self.prefill_queue.pacer.pace
 
     @pace.setter
-    def pace(self, pace: list[float | None]) -> None:
+    def pace(self, pace: list[float]) -> None:
         self.prefill_queue.pacer.pace = pace
 
     def _set_waker(self, wake: Callable[[], None]) -> None:

@@ -29,8 +29,6 @@ from mlx_backend.engine.mlx.chunk_cost import CHUNK_SIZES, RUN_OVERHEAD
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FIRST_CHUNK = 256
-"""Tokens of a chunk before anything was measured."""
 MAX_STALL_SECONDS = 0.3
 """The longest time that a running reply should wait for a chunk."""
 MAX_CHUNK_SECONDS = 1.0
@@ -59,14 +57,14 @@ MEASURED_CHUNKS, MEASURED_STEPS = 3, 9
 class PrefillPacer:
     """Decides whether and how long prompts may be prefilled, as measured on this machine.
 
-    `rate` is how many tokens a second are prefilled, if that is known already. `work` gives the cost of a chunk, in
+    `rate` is how many tokens a second were prefilled when the model was loaded. `work` gives the cost of a chunk, in
     units of which `rate` are done in a second. With `fixed`, chunks have that size.
     """
 
     def __init__(
         self,
         fixed: int | None,
-        rate: float | None = None,
+        rate: float,
         work: Callable[[int], float] = lambda tokens: tokens + RUN_OVERHEAD,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
@@ -81,7 +79,7 @@ class PrefillPacer:
         self._fixed = fixed
         self._work = work
         self._clock = clock
-        self._rates: deque[float] = deque(() if rate is None else (rate,), maxlen=MEASURED_CHUNKS)
+        self._rates = deque([rate], maxlen=MEASURED_CHUNKS)
         self._steps: deque[float] = deque(maxlen=MEASURED_STEPS)
         """Seconds of steps in which replies decoded and nothing was prefilled."""
         self._started = self._ended = clock()
@@ -91,13 +89,13 @@ class PrefillPacer:
         """Whether this step, and the one before, prefills on credit."""
 
     @property
-    def rate(self) -> float | None:
-        """How many tokens a second are prefilled; None before anything was measured.
+    def rate(self) -> float:
+        """How many tokens a second are prefilled.
 
         The middle one of what was measured last: a chunk that took many times what its neighbours took, because
         something was prepared for it or another process was busy, does not count.
         """
-        return median_high(self._rates) if self._rates else None
+        return median_high(self._rates)
 
     @rate.setter
     def rate(self, rate: float) -> None:
@@ -110,19 +108,17 @@ class PrefillPacer:
         return median(self._steps) if self._steps else 0.0
 
     @property
-    def pace(self) -> list[float | None]:
+    def pace(self) -> list[float]:
         """All that was measured, as plain numbers; processes that share a model have to decide by the same ones."""
         return [self.rate, self.step_seconds, self.credit, self._debt, float(self.is_full)]
 
     @pace.setter
-    def pace(self, pace: list[float | None]) -> None:
-        rate, step, credit, debt, is_full = pace
-        if rate is not None:
-            self.rate = rate
+    def pace(self, pace: list[float]) -> None:
+        self.rate, step, self.credit, self._debt, is_full = pace
+        self.is_full = bool(is_full)
         self._steps.clear()
         if step:
             self._steps.append(step)
-        self.credit, self._debt, self.is_full = credit or 0.0, debt or 0.0, bool(is_full)
 
     @property
     def may_prefill(self) -> bool:
@@ -180,7 +176,7 @@ class PrefillPacer:
         if self._fixed is not None:
             return max(1, int(self._fixed * share))
         longest = self._fitting(self._seconds(others_wait=others_wait, is_background=is_background))
-        size = max(CHUNK_SIZES[0], int(longest * share)) if self.rate is not None else FIRST_CHUNK
+        size = max(CHUNK_SIZES[0], int(longest * share))
         for grid in (each for each in reversed(CHUNK_SIZES) if each <= size):
             aligned = size - (start + size) % grid
             if aligned >= size // 2:
@@ -203,8 +199,6 @@ class PrefillPacer:
 
     def _min_seconds(self) -> float:
         """Return how long the shortest chunk takes that has nearly the rate of long ones."""
-        if self.rate is None:
-            return 0.0
         longest = self._fitting(MAX_STALL_SECONDS)
         sizes = [size for size in CHUNK_SIZES if size <= longest]
         best = max(size / self._work(size) for size in sizes)
@@ -213,7 +207,5 @@ class PrefillPacer:
 
     def _fitting(self, seconds: float) -> int:
         """Return the tokens of the longest chunk that takes at most so long."""
-        if self.rate is None:
-            return FIRST_CHUNK
         work = self.rate * seconds
         return next((size for size in reversed(CHUNK_SIZES) if self._work(size) <= work), CHUNK_SIZES[0])

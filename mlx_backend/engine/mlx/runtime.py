@@ -10,21 +10,28 @@ Knows nothing of requests.
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from mlx_backend.device.memory import format_bytes, room_for_weights, too_large
-from mlx_backend.device.mlx import is_gpu, prepares_for_lengths, set_precision, weight_bytes
+from mlx_backend.device.mlx import (
+    KERNEL_FOLDER_VARIABLE,
+    is_gpu,
+    prepares_for_lengths,
+    set_precision,
+    weight_bytes,
+)
 from mlx_backend.engine.kv_cache_budget import MAX_TOKENS, KVCacheBudget
 from mlx_backend.engine.mlx.arrays import coarsest_dtype
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH
 from mlx_backend.engine.mlx.batch_trial import try_networks
 from mlx_backend.engine.mlx.chunk_cost import CacheCost
-from mlx_backend.engine.mlx.kernels import Kernels
 from mlx_backend.engine.mlx.kv_cache import fresh_caches, run_first
 from mlx_backend.engine.mlx.loading import load_networks
 from mlx_backend.engine.mlx.mtp import DRAFTING, attach, head_of, own_head
@@ -36,13 +43,13 @@ from mlx_backend.engine.mlx.vision.tower import load_vision
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineError
 from mlx_backend.layers.architecture import load_network
+from mlx_backend.layers.kernel_compiler import KernelCompiler, jobs_for
 from mlx_backend.layers.many_rows import use_many_rows_layers
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.folders import explain_load_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from mlx_backend.device import Device
     from mlx_backend.device.memory import MemoryReservation
@@ -83,7 +90,7 @@ class Runtime:
 
     options: EngineOptions
     networks: Networks
-    kernels: Kernels | None
+    kernels: KernelCompiler | None
     many_rows: ManyRows | None
     warm_up: WarmUp
     abilities: Abilities
@@ -133,7 +140,7 @@ def load_runtime(
         if ranks is not None:
             ranks.check_alike(networks.model.folder, options)
         # Processes that share a model have to do the same runs, and would find different layers right.
-        kernels = Kernels.of(networks) if ranks is None else None
+        kernels = _kernels(networks) if ranks is None else None
         if kernels is not None:
             cleanup.callback(kernels.close)
         try:
@@ -207,6 +214,16 @@ def _reserve_weights(reservation: MemoryReservation, has_own_limit: bool, name: 
     if total > room_for_weights(limit):
         raise EngineError(too_large(name, total, limit, is_given=has_own_limit))
     reservation.set_weights(total)
+
+
+def _kernels(networks: Networks) -> KernelCompiler | None:
+    """Have the kernels for many rows compiled; None where MLX has no such, or no folder to store them in."""
+    folder = os.environ.get(KERNEL_FOLDER_VARIABLE)
+    if not (folder and prepares_for_lengths()):
+        return None
+    every = networks.every
+    jobs = jobs_for(every, coarsest_dtype(every[0]), dequantize=networks.options.dequantize)
+    return KernelCompiler(jobs, Path(folder))
 
 
 def many_rows_layers(

@@ -49,7 +49,7 @@ class TunedBatch(Batch, Protocol):
     sequences: dict[int, DecodingSequence]
     prefill_queue: PrefillQueue
     draft_pacer: DraftPacer
-    pace: list[float | None]
+    pace: list[float]
 
     @property
     def runtime(self) -> Runtime:
@@ -122,9 +122,6 @@ class Tuning:
     def _steps(self) -> Generator[bool]:
         runtime = self._batch.runtime
         if (kernels := runtime.kernels) is not None:
-            self._doing = (
-                "Kernels for long prompts are being compiled ({}); until then the slower ones serve."
-            )
             while not kernels.is_done:
                 yield False
             kernels.close()

@@ -40,7 +40,7 @@ class PlainBatch:
     """A batch that generates 0, 1, 2 …, and records its calls."""
 
     def __init__(self, *, wrong_at: int | None = None, breaks_at: int | None = None) -> None:
-        self.pace: list[float | None] = []
+        self.pace: list[float] = []
         self.log: list[Any] = []
         self.load_error: EngineError | None = None
         self.block: threading.Event | None = None

@@ -221,7 +221,7 @@ def test_a_first_token_does_not_wait_for_a_chunk_of_a_long_prompt(
     models: dict[str, Path], watched: Any
 ) -> None:
     batch = watched(models["windowed"], cache_bytes=0)
-    batch.prefill_queue.pacer = PrefillPacer(64)
+    batch.prefill_queue.pacer = PrefillPacer(64, 1e9)
     batch.insert(0, request_for(prompt(0, 10)))
     batch.insert(1, request_for(prompt(1, 10)))
     batch.insert(2, request_for(prompt(2, 500)))
@@ -232,7 +232,7 @@ def test_a_first_token_does_not_wait_for_a_chunk_of_a_long_prompt(
 
 def test_a_few_tokens_do_not_wait_for_prompts_that_came_before(models: dict[str, Path], watched: Any) -> None:
     batch = watched(models["windowed"], cache_bytes=0)
-    batch.prefill_queue.pacer = PrefillPacer(128)
+    batch.prefill_queue.pacer = PrefillPacer(128, 1e9)
     for key, length in enumerate((500, 60, 60, 10, 10)):
         batch.insert(key, request_for(prompt(key, length)))
     first = batch.take(2)
@@ -244,7 +244,7 @@ def test_short_prompts_that_keep_coming_do_not_hold_up_one_whose_log_probabiliti
     models: dict[str, Path], watched: Any
 ) -> None:
     batch = watched(models["windowed"], cache_bytes=0)
-    batch.prefill_queue.pacer = PrefillPacer(64)
+    batch.prefill_queue.pacer = PrefillPacer(64, 1e9)
     batch.insert(0, request_for(prompt(0, 200), prompt_logprobs=1))
     first: dict[int, Any] = {}
     for key in range(1, 13):
@@ -258,8 +258,7 @@ def test_a_prompt_that_others_should_precede_is_prefilled_in_small_chunks(
     models: dict[str, Path], watched: Any, priority: int, chunk: int
 ) -> None:
     batch = watched(models["qwen"], cache_bytes=0)
-    batch.prefill_queue.pacer = PrefillPacer(None)
-    batch.prefill_queue.pacer.rate = 400.0  # tokens a second
+    batch.prefill_queue.pacer = PrefillPacer(None, 400.0)  # tokens a second
     batch.insert(0, request_for(prompt(0, 900), priority=priority))
     batch.take(1)
     assert batch.tokens_prefilled == chunk

@@ -83,10 +83,6 @@ def test_a_given_chunk_is_taken_as_it_is() -> None:
     assert chunks(PrefillPacer(100, 5.0), 0, 350) == [100, 100, 100, 50]
 
 
-def test_nothing_measured_is_no_reason_for_chunks_that_hold_others_up() -> None:
-    assert chunks(PrefillPacer(None), 0, 600) == [256, 256, 88]
-
-
 def test_padded_chunks_hold_their_tokens_and_less_than_a_run_costs_in_addition() -> None:
     for tokens in range(1, 3 * CHUNK_SIZES[-1]):
         sizes = padded_sizes(tokens)

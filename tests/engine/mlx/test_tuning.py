@@ -48,7 +48,7 @@ def processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Proce
     monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(KernelCompiler, "_do", lambda *given: found.do(*given))
     monkeypatch.setattr("mlx_backend.layers.many_rows.MIN_WEIGHTS", 0)
-    monkeypatch.setattr(f"{MODULE}.kernels.prepares_for_lengths", lambda: True)
+    monkeypatch.setattr(f"{MODULE}.runtime.prepares_for_lengths", lambda: True)
     monkeypatch.setattr(f"{MODULE}.tuning.is_gpu", lambda: True)
     yield found
     found.ended.set()
