@@ -39,8 +39,8 @@ class BatchCaches:
     Without a `max_merged_length` all are merged. Lengths are those of all rows, in tokens.
     """
 
-    def __init__(self, own: Sequence[LayerCaches] = (), *, max_merged_length: int | None = None) -> None:
-        self._own: list[LayerCaches | None] = list(own)  # by row; None: its caches are merged
+    def __init__(self, *, max_merged_length: int | None = None) -> None:
+        self._own: list[LayerCaches | None] = []  # by row; None: its caches are merged
         self._merged: LayerCaches | None = None
         self._merged_rows: list[int] = []  # in the order in which the merged caches hold them
         self._max_merged_length = max_merged_length

@@ -135,10 +135,14 @@ class BatchTrial:
         # Of each row of the last attempt: sequences at once, and by how much it is off.
         self._compared: list[tuple[int, float]] = []
 
-    def try_packing(self, *, many_tokens: bool = False) -> None:
-        """Patch the network and try packed runs, with `many_tokens` also of long prompts. Raises BatchTrialError."""
+    def try_packing(self, *, packs_replies: bool = True, many_tokens: bool = False) -> None:
+        """Patch the network and try packed runs, with `many_tokens` also of long prompts. Raises BatchTrialError.
+
+        Without `packs_replies` replies by themselves are rows of a batch.
+        """
         patch_for_packing(self._network)
-        self._try(self._pack_prompts, lambda alone: self._run_together(alone, self._step_packed))
+        step = self._step_packed if packs_replies else self._step_rows
+        self._try(self._pack_prompts, lambda alone: self._run_together(alone, step))
         if many_tokens:
             self._try_texts(lambda _: self._pack_long_prompts())
 
@@ -327,8 +331,8 @@ def try_networks(networks: Networks, ranks: MLXRanks | None) -> Abilities:
         for adapter, network in networks.by_adapter.items()
         if not is_pipeline
     ]
-    can_pack, unbatched = _try_together(trials, layers, networks.options)
-    packs_replies = can_pack and (prepares_for_lengths() or ranks is not None or bool(_why_not_rows(trials)))
+    always_packs = prepares_for_lengths() or ranks is not None  # ranks might find different ways right
+    can_pack, packs_replies, unbatched = _try_together(trials, layers, networks.options, always_packs)
     can_draft, problem = _try_drafts(trials, layers, networks)
     drafts = networks.model.drafts
     if head_of(networks.model.network) is not None:
@@ -351,35 +355,31 @@ def try_networks(networks: Networks, ranks: MLXRanks | None) -> Abilities:
 
 
 def _try_together(
-    trials: Sequence[BatchTrial], layers: LayerCaches, options: EngineOptions
-) -> tuple[bool, str]:
-    """Try packed runs and batches; return whether prompts and replies can be packed, and why not even batched."""
+    trials: Sequence[BatchTrial], layers: LayerCaches, options: EngineOptions, always_packs: bool
+) -> tuple[bool, bool, str]:
+    """Try packed runs and batches; return what `Abilities` has as `can_pack`, `packs_replies` and `unbatched`."""
     if other := sorted({type(layer).__name__ for layer in layers if not can_merge(layer)}):
         given = {"--kv-bits": options.kv_bits, "--max-kv-size": options.max_kv_size}
         option = next((name for name, value in given.items() if value is not None), None)
         reason = "" if option is None else f" (it has them because of {option})"
-        return False, f"its {', '.join(other)} cannot be merged{reason}"
+        return False, False, f"its {', '.join(other)} cannot be merged{reason}"
     if not trials:
-        return False, ""
+        return False, False, ""
     if options.packing and all(map(can_rewind, layers)):
-        try:
-            for trial in trials:
-                trial.try_packing(many_tokens=prepares_for_lengths())
-        except BatchTrialError as error:
-            log.debug("Prompts and replies cannot be packed: %s.", error)
-        else:
-            return True, ""
-    return False, _why_not_rows(trials)
-
-
-def _why_not_rows(trials: Sequence[BatchTrial]) -> str:
-    """Try batches; return why replies cannot be rows of one, empty if they can."""
+        for packs_replies in (True,) if always_packs else (False, True):
+            try:
+                for trial in trials:
+                    trial.try_packing(packs_replies=packs_replies, many_tokens=prepares_for_lengths())
+            except BatchTrialError as error:
+                log.debug("Prompts and replies cannot be packed: %s.", error)
+            else:
+                return True, packs_replies, ""
     try:
         for trial in trials:
             trial.try_batching()
     except BatchTrialError as error:
-        return str(error)
-    return ""
+        return False, False, str(error)
+    return False, False, ""
 
 
 def _try_drafts(trials: Sequence[BatchTrial], layers: LayerCaches, networks: Networks) -> tuple[bool, str]:

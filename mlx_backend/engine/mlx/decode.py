@@ -228,8 +228,8 @@ class Decoder:
             return [segments[0].after(replayed)]
         return segments
 
-    def _make_caches(self, own: Sequence[LayerCaches] = ()) -> BatchCaches:
-        return BatchCaches(own, max_merged_length=MAX_MERGED_LENGTH if self._can_pack else None)
+    def _make_caches(self) -> BatchCaches:
+        return BatchCaches(max_merged_length=MAX_MERGED_LENGTH if self._can_pack else None)
 
     def _unconstrained_tokens(self, sequence: DecodingSequence) -> int:
         """Return how many tokens may be sampled before the sequence's constraint has to be asked."""

@@ -19,9 +19,16 @@ from mlx_lm.utils import load_model
 from mlx_backend.api.openai.models import model_object
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError, is_span, short_spans
+from mlx_backend.engine.mlx.batch_trial import (
+    BatchTrial,
+    BatchTrialError,
+    _try_together,
+    is_span,
+    short_spans,
+)
 from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer
 from mlx_backend.models.description import ModelDescription
+from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.registry.base import ModelStatus
 
 SIZES = {
@@ -175,6 +182,14 @@ def test_tokens_that_a_network_rules_out_have_to_be_the_same_ones() -> None:
         network = RulesOut(ruled_out, beside_others)
         with pytest.raises(BatchTrialError, match="off by"):
             BatchTrial(network, partial(make_prompt_cache, network.inner)).try_batching()
+
+
+@pytest.mark.parametrize("beside_others", [[7], [7, 9]], ids=["wrong", "right"])
+def test_replies_are_rows_of_a_batch_unless_only_packed_runs_are_right(beside_others: list[int]) -> None:
+    network = RulesOut([7, 9], beside_others)
+    trial = BatchTrial(network, partial(make_prompt_cache, network.inner))
+    found = _try_together([trial], make_prompt_cache(network.inner), EngineOptions(), False)
+    assert found == (True, beside_others == [7], "")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
