@@ -52,8 +52,7 @@ class Decoder:
     """The sequences of one network, that of `adapter`.
 
     `can_pack` says whether the network can be run packed, `packs_replies` whether replies are that could run as the
-    rows of a batch. `agree` replaces the sampled tokens by those that all
-    processes that share the model use.
+    rows of a batch. `agree` replaces the sampled tokens by those that all processes that share the model use.
     """
 
     def __init__(

@@ -19,10 +19,11 @@ import logging
 from contextlib import contextmanager, nullcontext
 from itertools import cycle
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mlx_backend.device.mlx import is_gpu, prepares_for_lengths
 from mlx_backend.engine.base import GenerationRequest, Sampling
+from mlx_backend.engine.batch import Batch
 from mlx_backend.engine.mlx.draft_pacer import DraftPacer
 from mlx_backend.engine.mlx.runtime import many_rows_layers
 from mlx_backend.errors import EngineError
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from mlx_backend.device import Device
-    from mlx_backend.engine.mlx.batch import MLXBatch
+    from mlx_backend.engine.mlx.prefill_queue import PrefillQueue
+    from mlx_backend.engine.mlx.runtime import Runtime
+    from mlx_backend.engine.mlx.sequences import DecodingSequence
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +43,24 @@ BUSY_SECONDS = 5.0
 """Seconds between two slices while there are requests."""
 
 
+class TunedBatch(Batch, Protocol):
+    """What of MLX's batch is needed here."""
+
+    sequences: dict[int, DecodingSequence]
+    prefill_queue: PrefillQueue
+    draft_pacer: DraftPacer
+    pace: list[float]
+
+    @property
+    def runtime(self) -> Runtime:
+        """The loaded model."""
+        ...
+
+
 class Tuning:
     """What is left to do for a model that is served. `doing` says what that is, for people; empty: nothing."""
 
-    def __init__(self, batch: MLXBatch, device: Device, context_length: int) -> None:
+    def __init__(self, batch: TunedBatch, device: Device, context_length: int) -> None:
         self._batch = batch
         self._device = device
         self._context_length = context_length
@@ -151,7 +168,7 @@ MAX_DRAFTS = STEPS // 2 - 1
 """Length of the longest drafts; all lengths come twice."""
 
 
-def answer_requests(batch: MLXBatch, context_length: int, seconds: float) -> Iterator[None]:
+def answer_requests(batch: TunedBatch, context_length: int, seconds: float) -> Iterator[None]:
     """Answer prompts that mean nothing, the long one for about `seconds` at most, and forget them.
 
     Yields after each step. Closed at any time, it leaves nothing behind; until then no other request may be stepped.
@@ -179,7 +196,7 @@ def answer_requests(batch: MLXBatch, context_length: int, seconds: float) -> Ite
 
 
 @contextmanager
-def _unnoticed(batch: MLXBatch) -> Iterator[None]:
+def _unnoticed(batch: TunedBatch) -> Iterator[None]:
     """Within the block nothing is cached of prompts, and other models are not asked for memory."""
     store = batch.runtime.prefix_store
     store.is_paused = True
@@ -190,7 +207,7 @@ def _unnoticed(batch: MLXBatch) -> Iterator[None]:
         store.is_paused = False
 
 
-def _answer(batch: MLXBatch, context_length: int, seconds: float) -> Iterator[None]:
+def _answer(batch: TunedBatch, context_length: int, seconds: float) -> Iterator[None]:
     sampled = Sampling(temperature=0.7, top_p=0.9, seed=1)
     requests = {
         FIRST: GenerationRequest(prompt=[0] * PROMPT_TOKENS[FIRST], max_tokens=MAX_REPLY_TOKENS),
