@@ -17,7 +17,6 @@ from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.chunk_cost import ChunkCost
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineBusy
-from mlx_backend.layers.many_rows import ManyRows
 from mlx_backend.models.engine_options import EngineOptions
 
 LIMIT = 64 << 20
@@ -80,9 +79,9 @@ def test_what_a_chunk_takes_is_measured_while_no_other_model_computes(
 ) -> None:
     device, held, measure = Device(LIMIT), [], WarmUp.measure
 
-    def watched(warm_up: WarmUp, many_rows: ManyRows | None) -> ChunkCost:
+    def watched(warm_up: WarmUp) -> ChunkCost:
         held.append(device.lock._held)
-        return measure(warm_up, many_rows)
+        return measure(warm_up)
 
     monkeypatch.setattr(WarmUp, "measure", watched)
     with load_engine(model, device=device):
