@@ -7,6 +7,7 @@ given every name. `OWN` says what a family needs besides.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,129 @@ IMAGES: dict[str, Any] = {
     "resample": 3,
 }
 
-OWN: dict[str, dict[str, Any]] = {}
+QWEN = {
+    "image": "<|image_pad|>",
+    "config": {
+        name: MARKERS.index(marker)
+        for name, marker in {
+            "vision_start_token_id": "<|vision_start|>",
+            "vision_end_token_id": "<|vision_end|>",
+            "video_token_id": "<|video_pad|>",
+        }.items()
+    },
+    "part": "<|vision_start|><|image_pad|><|vision_end|>",
+}
+GLM = {
+    "image": "<|image|>",
+    "images": {"size": {"shortest_edge": 64, "longest_edge": 4096}},
+    "config": {
+        name: MARKERS.index(marker)
+        for name, marker in {
+            "image_start_token_id": "<|begin_of_image|>",
+            "image_end_token_id": "<|end_of_image|>",
+            "video_token_id": "<|video|>",
+            "video_token_index": "<|video|>",
+        }.items()
+    },
+    "part": "<|begin_of_image|><|image|><|end_of_image|>",
+}
+SIGLIP = {"vision_type": "siglip_vision_model"}
+TILES = {
+    **SIGLIP,
+    "vision": {"image_size": 16},
+    "config": {"scale_factor": 2},
+    "processor": {"image_seq_len": 4},
+    "images": {
+        "image_processor_type": "Idefics3ImageProcessor",
+        "size": {"longest_edge": 32},
+        "max_image_size": {"longest_edge": 16},
+        "do_image_splitting": True,
+    },
+}
+MLA = {
+    "model_type": "deepseek_v3",
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+}
+GRID = {"image_grid_pinpoints": [[32, 32], [32, 64], [64, 32]]}
+DEEPSEEK = {
+    "vision_type": "vision",
+    "config": {
+        "projector_config": {"projector_type": "linear", "input_dim": 64, "n_embed": 64},
+        "language_config": {"model_type": "deepseek_v2", **TEXT, "topk_method": "greedy", "kv_lora_rank": None,
+                            "q_lora_rank": None, "qk_rope_head_dim": 0, "qk_nope_head_dim": 0, "v_head_dim": 16},
+    },
+}  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {
+    "aya_vision": SIGLIP,
+    "dots_ocr": {"image": "<|imgpad|>", "flat": True},
+    "gemma3n": {
+        "image": "<image_soft_token>",
+        "text": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                 "intermediate_size": [128] * 3, "vocab_size_per_layer_input": VOCABULARY,
+                 "hidden_size_per_layer_input": 8, "laurel_rank": 8},
+    },
+    "glm4v": {**GLM, "text": {"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}}},
+    "glm_ocr": {**GLM, "strict": True, "text": {"rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default", "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}},
+    "granite_vision": {"vision_type": "siglip_vision_model"},
+    "idefics3": TILES,
+    "smolvlm": TILES,
+    "internvl_chat": {"image": "<IMG_CONTEXT>", **SIGLIP},
+    "internvl": {"image": "<IMG_CONTEXT>", "processor": {"image_seq_length": 16}},
+    "kimi_vl": {"image": "<|media_pad|>", "vision_type": "moonvit", "text": MLA},
+    "kimi_k25": {"image": "<|media_pad|>", "vision_type": "moonvit", "text": MLA},
+    "lfm2_vl": {
+        "text": {
+            "layer_types": ["conv", "full_attention", "conv"], "block_dim": 64, "conv_dim": 64, "conv_dim_out": 64,
+            "num_heads": 4, "block_ff_dim": 128, "block_multiple_of": 16,
+        },
+        "config": {"projector_hidden_size": 64, "encoder_patch_size": 4, "tile_size": 32},
+        "images": {"tile_size": 32, "encoder_patch_size": 4, "min_image_tokens": 4, "max_image_tokens": 16,
+                   "max_num_patches": 64},
+    },
+    "llama4": {
+        "image": "<|patch|>",
+        "text": {"interleave_moe_layer_step": 1, "intermediate_size_mlp": 128, "attention_chunk_size": 512,
+                 "attn_scale": 0.1, "attn_temperature_tuning": False, "floor_scale": 8192, "no_rope_layers": [1, 1, 0],
+                 "use_qk_norm": True},
+        "vision": {"initializer_range": 0.02, "norm_eps": 1e-5, "pixel_shuffle_ratio": 0.5, "projector_dropout": 0.0,
+                   "projector_input_dim": 64, "projector_output_dim": 64, "rope_theta": 10_000.0,
+                   "vision_feature_layer": -1, "vision_feature_select_strategy": "default", "vision_output_dim": 64,
+                   "intermediate_size": 128},
+    },
+    "llava": {"vision_type": "clip_vision_model", "text_type": "llama"},
+    "llava_next": {"vision_type": "clip_vision_model", "text_type": "llama", "config": GRID, "images": GRID},
+    "llava_onevision": {**SIGLIP, "text_type": "qwen2", "config": GRID, "images": GRID},
+    "minicpmv4_6": {
+        "vision_type": "siglip",
+        "text": {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4,
+                 "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 32,
+                 "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "full_attention_interval": 2, "head_dim": 32,
+                 "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10_000.0,
+                                     "partial_rotary_factor": 0.25}},
+    },
+    "paddleocr_vl": {
+        "flat": True,
+        "image": "<|IMAGE_PLACEHOLDER|>",
+        "text": {"rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]}, "bos_token_id": BOS,
+                 "eos_token_id": EOS, "use_bias": False, "head_dim": 16, "rope_parameters": None},
+    },
+    "paligemma": SIGLIP,
+    "qwen2_vl": {
+        **QWEN,
+        "vision_type": "qwen2_vl",
+        "flat": True,
+        "text": {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "intermediate_size": 128},
+        "vision": {"hidden_size": 64},
+    },
+    "deepseekocr": DEEPSEEK,
+    "deepseekocr_2": DEEPSEEK,
+    "deepseek_vl_v2": DEEPSEEK,
+    "unlimited_ocr": DEEPSEEK,
+}  # fmt: skip
 
 
 def write(folder: Path, family: str, seed: int = 5) -> Path:
@@ -138,6 +261,10 @@ def write(folder: Path, family: str, seed: int = 5) -> Path:
         **VISION,
         **own.get("vision", {}),
     }
+    if own.get("strict"):  # its configurations take no other names
+        for part in ("text", "vision"):
+            known = inspect.signature(getattr(module, f"{part.title()}Config")).parameters
+            config[f"{part}_config"] = {k: v for k, v in config[f"{part}_config"].items() if k in known}
     if own.get("flat"):
         config = {**config["text_config"], **config}
     names = {"image_token": MARKERS[image], **own.get("names", {})}

@@ -34,7 +34,7 @@ from mlx_backend.engine.mlx.sampling import RequestSampler, sample, text_token_m
 from mlx_backend.engine.mlx.sequences import DecodingSequence
 from mlx_backend.engine.mlx.vision.families import ONE_AT_A_TIME, UNSUPPORTED_OPTIONS
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages, TowerCost
-from mlx_backend.engine.mlx.vision.vlm_processor import VLMProcessor
+from mlx_backend.engine.mlx.vision.vlm_processor import PROBE_SIDE, VLMProcessor
 from mlx_backend.errors import EngineError, EngineRefused, first_line
 from mlx_backend.images import Picture
 from mlx_backend.layers.architecture import WeightGlob
@@ -311,7 +311,7 @@ class VLMBatch:
 
     def _try_image(self, processor: VLMProcessor) -> None:
         """Try the network with a picture. Raises whatever it raises, EngineRefused for one that it does not see."""
-        side = MEASURED_SIDES[0]
+        side = PROBE_SIDE
         noise = np.random.default_rng(0).bytes(3 * side * side)
         seen: list[mx.array] = []
         for rgb in (noise, bytes(3 * side * side)):

@@ -1,0 +1,104 @@
+"""A family's model in our engine, compared with mlx-vlm's own generation on a set of pictures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from seeing import noise, plain
+from vlm_families import write
+
+from mlx_backend.engine.base import GenerationRequest, TokenDelta
+from mlx_backend.engine.images import PromptImage
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.images import Picture
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mlx_backend.engine.threaded import Engine
+
+TOKENS = 12
+LAYOUTS: tuple[tuple[str | Picture, ...], ...] = (
+    ("What is this? ", noise(1), " Say."),
+    (noise(2, 64, 24), "the cat"),
+    ("one ", noise(3, 33, 57), " two ", plain((200, 10, 10), 48, 48), " three"),
+    ("a text alone",),
+)
+
+
+def compare(folder: Path, family: str) -> None:
+    """Assert that prompts and replies are mlx-vlm's."""
+    write(folder, family)
+    with load_engine(folder, prefill_chunk=16) as engine:
+        assert engine.image_processor is not None
+        ours = [_reply(engine, layout) for layout in LAYOUTS]
+        part = engine.image_processor._part  # type: ignore[attr-defined]
+    assert ours == _theirs(folder, part)
+    assert len({tuple(reply) for _, reply in ours}) > 1
+
+
+def _reply(engine: Engine, layout: Sequence[str | Picture]) -> tuple[list[int], list[int]]:
+    text, images = "", []
+    for each in layout:
+        if isinstance(each, Picture):
+            assert engine.image_processor is not None
+            images.append(engine.image_processor.prepare(each))
+            assert images[-1].written is not None
+            text += images[-1].written.text
+        else:
+            text += each
+    prompt = engine.tokenizer.encode(text, control_tokens=True)
+    found: list[PromptImage] = []
+    for image in images:
+        pad = image.tokens(0)[0]
+        found.append(PromptImage(prompt.index(pad, found[-1].end if found else 0), image))
+    request = GenerationRequest(prompt=prompt, images=found, max_tokens=TOKENS)
+    return prompt, [item.token for item in engine.generate(request) if isinstance(item, TokenDelta)]
+
+
+def _theirs(folder: Path, part: str) -> list[tuple[list[int], list[int]]]:
+    from mlx_vlm.generate.ar import generate_step
+    from mlx_vlm.utils import load, prepare_inputs
+    from PIL import Image
+
+    network, processor = load(str(folder), trust_remote_code=False)
+    stop = set(
+        network.config.eos_token_id
+        if isinstance(network.config.eos_token_id, list)
+        else [network.config.eos_token_id]
+    )
+    found = []
+    for layout in LAYOUTS:
+        text = "".join(part if isinstance(each, Picture) else each for each in layout)
+        pictures = [
+            Image.fromarray(np.frombuffer(each.rgb, np.uint8).reshape(each.height, each.width, 3))
+            for each in layout
+            if isinstance(each, Picture)
+        ]
+        inputs: dict[str, Any] = dict(
+            prepare_inputs(
+                processor,
+                images=pictures or None,
+                prompts=text,
+                image_token_index=getattr(network.config, "image_token_index", None),
+            )
+        )
+        tokens, mask = inputs.pop("input_ids"), inputs.pop("attention_mask", None)
+        steps = generate_step(
+            tokens,
+            network,
+            inputs.pop("pixel_values", None),
+            mask,
+            max_tokens=TOKENS,
+            temperature=0.0,
+            **inputs,
+        )
+        reply: list[int] = []
+        for token, _ in steps:
+            reply.append(int(token))
+            if reply[-1] in stop:
+                break
+        found.append((np.asarray(tokens).reshape(-1).tolist(), reply))
+    return found
