@@ -10,7 +10,7 @@ PACKING := $(if $(wildcard $(VENV)/.ready),$(VENV),$(VENV_PLUGIN))
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vision demo test test-dify test-clients test-page fuzz soak check format plugin release docs-site debug bench matrix mac-report models docs lock clean
+.PHONY: help setup vision demo test test-dify test-clients test-page fuzz soak check format plugin release docs-site debug bench matrix vision-matrix mac-report models docs lock clean
 
 # $(call python_below,15): the Python to use, of 3.12 or newer but below 3.15: the one that PYTHON names, or the first found.
 python_below = $(shell for p in $(or $(PYTHON),python3.12 python3.13 python3.14 python3); do \
@@ -168,6 +168,9 @@ bench: $(VENV)/.ready-dev ## speed, as ratios measured side by side
 
 matrix: $(VENV)/.ready-dev ## every architecture of mlx-lm, tiny, next to mlx-lm's own generation (about an hour; goes on where it stopped)
 	@$(RUN) tests/benchmarks/architecture_matrix.py --write $(ARGS)
+
+vision-matrix: $(VENV)/.ready-dev ## every family that mlx-vlm sees with, tiny, next to its own generation (ten minutes; ARGS=FAMILY: that one)
+	@$(RUN) tests/vlm_matrix.py --write $(ARGS)
 
 mac-report: $(VENV)/.ready ## try the server on this machine, and write one file to send back (MODEL=…: with that model)
 	@$(RUN) tests/e2e/mac_report.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)

@@ -153,6 +153,14 @@ TILES = {
         "do_image_splitting": True,
     },
 }
+DEEPSEEK = {
+    "vision_type": "vision",
+    "config": {
+        "projector_config": {"projector_type": "linear", "input_dim": 64, "n_embed": 64},
+        "language_config": {"model_type": "deepseek_v2", **TEXT, "topk_method": "greedy", "kv_lora_rank": None,
+                            "q_lora_rank": None, "qk_rope_head_dim": 0, "qk_nope_head_dim": 0, "v_head_dim": 16},
+    },
+}  # fmt: skip
 MLA = {
     "model_type": "deepseek_v3",
     "kv_lora_rank": 16,
@@ -162,29 +170,58 @@ MLA = {
     "v_head_dim": 16,
 }
 GRID = {"image_grid_pinpoints": [[32, 32], [32, 64], [64, 32]]}
-DEEPSEEK = {
-    "vision_type": "vision",
-    "config": {
-        "projector_config": {"projector_type": "linear", "input_dim": 64, "n_embed": 64},
-        "language_config": {"model_type": "deepseek_v2", **TEXT, "topk_method": "greedy", "kv_lora_rank": None,
-                            "q_lora_rank": None, "qk_rope_head_dim": 0, "qk_nope_head_dim": 0, "v_head_dim": 16},
+CLIP: dict[str, Any] = {
+    "vision_type": "clip_vision_model",
+    "text_type": "llama",
+    "images": {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}},
+    "processor": {
+        "patch_size": 4,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
     },
-}  # fmt: skip
+}
 OWN: dict[str, dict[str, Any]] = {
     "aya_vision": SIGLIP,
-    "dots_ocr": {"image": "<|imgpad|>", "flat": True},
+    "dots_ocr": {
+        "image": "<|imgpad|>",
+        "flat": True,
+        "images": {"image_processor_type": "Qwen2VLImageProcessor", "temporal_patch_size": 1},
+        "vision": {"temporal_patch_size": 1},
+    },
     "gemma3n": {
+        "vision_type": "gemma3n_vision",
         "image": "<image_soft_token>",
         "text": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
                  "intermediate_size": [128] * 3, "vocab_size_per_layer_input": VOCABULARY,
                  "hidden_size_per_layer_input": 8, "laurel_rank": 8},
     },
     "glm4v": {**GLM, "text": {"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}}},
-    "glm_ocr": {**GLM, "strict": True, "text": {"rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default", "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}},
-    "granite_vision": {"vision_type": "siglip_vision_model"},
+    "glm_ocr": {**GLM, "strict": True, "text": {"rope_parameters": {
+            "rope_theta": 10_000.0, "rope_type": "default", "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}},
+    "granite_vision": {
+        **SIGLIP,
+        "text": {"embedding_multiplier": 1.0, "attention_multiplier": 0.25, "residual_multiplier": 1.0,
+                 "logits_scaling": 1.0},
+        "config": GRID,
+        "images": GRID,
+    },
+    "gemma4_unified": {
+        "image": "<|image|>",
+        "vision": {"patch_size": 4, "pooling_kernel_size": 2, "model_patch_size": 8, "mm_embed_dim": 64,
+                   "mm_posemb_size": 64, "num_soft_tokens": 40, "output_proj_dims": 64},
+        "text": {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "global_head_dim": 32,
+                 "vocab_size_per_layer_input": VOCABULARY, "layer_types": ["sliding_attention", "full_attention"] * 2,
+                 "num_hidden_layers": 4},
+        "images": {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 40, "model_patch_size": 8},
+    },
     "idefics3": TILES,
     "smolvlm": TILES,
-    "internvl_chat": {"image": "<IMG_CONTEXT>", **SIGLIP},
+    "internvl_chat": {
+        "image": "<IMG_CONTEXT>",
+        **SIGLIP,
+        "processor": {"num_image_token": 16, "image_size": SIDE},
+        "config": {"downsample_ratio": 0.5},
+    },
     "internvl": {"image": "<IMG_CONTEXT>", "processor": {"image_seq_length": 16}},
     "kimi_vl": {"image": "<|media_pad|>", "vision_type": "moonvit", "text": MLA},
     "kimi_k25": {"image": "<|media_pad|>", "vision_type": "moonvit", "text": MLA},
@@ -207,8 +244,8 @@ OWN: dict[str, dict[str, Any]] = {
                    "vision_feature_layer": -1, "vision_feature_select_strategy": "default", "vision_output_dim": 64,
                    "intermediate_size": 128},
     },
-    "llava": {"vision_type": "clip_vision_model", "text_type": "llama"},
-    "llava_next": {"vision_type": "clip_vision_model", "text_type": "llama", "config": GRID, "images": GRID},
+    "llava": CLIP,
+    "llava_next": {**CLIP, "config": GRID, "images": {**CLIP["images"], **GRID}},
     "llava_onevision": {**SIGLIP, "text_type": "qwen2", "config": GRID, "images": GRID},
     "minicpmv4_6": {
         "vision_type": "siglip",
@@ -220,6 +257,8 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "paddleocr_vl": {
         "flat": True,
+        "images": {"temporal_patch_size": 1},
+        "config": {"hidden_size": 1024},  # its projector's output has no other width
         "image": "<|IMAGE_PLACEHOLDER|>",
         "text": {"rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]}, "bos_token_id": BOS,
                  "eos_token_id": EOS, "use_bias": False, "head_dim": 16, "rope_parameters": None},

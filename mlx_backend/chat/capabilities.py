@@ -10,7 +10,7 @@ their schemas) is ours. Knows no MLX and no HTTP.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from mlx_backend.chat.effort_probe import DEFAULT_BUDGETS, probe_effort
@@ -21,7 +21,7 @@ from mlx_backend.constraints import can_constrain, can_require_calls
 from mlx_backend.conversation.template import TemplateTraits
 from mlx_backend.engine.distributed import distributed_backend
 from mlx_backend.engine.images import ImageSupport
-from mlx_backend.engine.mlx.vision.families import image_support
+from mlx_backend.engine.mlx.vision.families import ONE_AT_A_TIME, image_support, runs_on_mlx_vlm
 from mlx_backend.models import files as model_files
 from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
 
@@ -180,7 +180,8 @@ class FolderDescriber:
             sees_images=one_process and image_support(files.config) is ImageSupport.AVAILABLE,
             one_process=one_process,
         )
-        return describe(facts, settings)
+        runs_alone = one_process and runs_on_mlx_vlm(files.config, options)
+        return replace(describe(facts, settings), unbatched=ONE_AT_A_TIME if runs_alone else "")
 
     def _files(self, folder: Path) -> _Files:
         stamp = tuple(_stamp(folder / name) for name in _FILES)

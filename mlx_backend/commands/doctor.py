@@ -488,6 +488,7 @@ def check_template(name: str) -> Finding | None:
         f"dialect {described.dialect}, since {described.recognised_by}; efforts: "
         f"{', '.join(described.efforts) or 'none'}; context: {described.context_length or 'not known'}; "
         f"{', '.join(described.capabilities)}"
+        f"{'; one reply at a time' if described.unbatched else ''}"
     )
     if chat_template(model.folder) is None:
         cure = "It has no chat template: a base model, which was not trained to chat, is for /v1/completions."

@@ -55,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
         ("context", f"{described.context_length:,} tokens" if described.context_length else "not stated"),
         ("can", ", ".join(described.capabilities)),
     ]
+    if described.unbatched:
+        fields.append(("at once", f"one reply: {described.unbatched}"))
     if described.kind == "llm":
         fields += [
             ("effort", efforts(described) + ("   (* by default)" if described.default_effort else "")),

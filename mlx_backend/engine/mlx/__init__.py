@@ -103,7 +103,7 @@ def _on_mlx_vlm(
 
     None for others, and where it does not work though mlx-lm has a network, which answers text then.
     """
-    from mlx_backend.engine.mlx.vision.families import runs_on_mlx_vlm
+    from mlx_backend.engine.mlx.vision.families import lacking_options, needs_mlx_vlm
     from mlx_backend.models.download import find_folder
     from mlx_backend.models.files import read_json_or_empty
     from mlx_backend.models.tasks import is_of_mlx_lm
@@ -113,7 +113,13 @@ def _on_mlx_vlm(
     except EngineError:
         return None  # loading it says what is wrong
     config = read_json_or_empty(folder / "config.json")
-    if not runs_on_mlx_vlm(config, options):
+    if not needs_mlx_vlm(config, options):
+        return None
+    if (lacking := lacking_options(options)) and is_of_mlx_lm(config):
+        told = ", ".join(lacking)
+        log.warning(
+            "%s answers text only: mlx-vlm's network, which would see for it, knows no %s.", name, told
+        )
         return None
     try:
         return Engine(batch, max_waiting=options.max_waiting, on_progress=on_progress)

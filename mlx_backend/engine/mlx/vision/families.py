@@ -5,7 +5,6 @@ A row is added once its replies have been compared with a reference; nothing els
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mlx_backend.models.engine_options import EngineOptions
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,25 +104,23 @@ def image_support(config: Mapping[str, Any]) -> ImageSupport:
 
 
 def runs_on_mlx_vlm(config: Mapping[str, Any], options: EngineOptions) -> bool:
-    """Whether mlx-vlm's own network answers for a model: mlx-lm has none, or none whose images are known here.
+    """Whether mlx-vlm's own network answers for a model, one reply at a time: `needs_mlx_vlm`, and it can."""
+    return needs_mlx_vlm(config, options) and not (is_of_mlx_lm(config) and lacking_options(options))
 
-    That runs one reply at a time; where mlx-lm has a network, options that it lacks leave the model without images.
-    """
+
+def needs_mlx_vlm(config: Mapping[str, Any], options: EngineOptions) -> bool:
+    """Whether mlx-lm has no network of a model's family, or none whose images are known here."""
     if not is_installed() or not is_of_mlx_vlm(config):
         return False
     if not is_of_mlx_lm(config):
         return True
     family = family_of(config)
-    needs_packing = family is not None and family.has_grid_positions
-    if not sees(config) or (family is not None and (options.packing or not needs_packing)):
-        return False
-    lacking = [name for name in UNSUPPORTED_OPTIONS if getattr(options, name)]
-    if lacking:
-        log.warning(
-            "Images are not seen: this family's are seen by mlx-vlm's own network, which knows no %s.",
-            ", ".join(lacking),
-        )
-    return not lacking
+    return sees(config) and (family is None or (family.has_grid_positions and not options.packing))
+
+
+def lacking_options(options: EngineOptions) -> list[str]:
+    """Return which options mlx-vlm's network lacks, of those that are given."""
+    return [name for name in UNSUPPORTED_OPTIONS if getattr(options, name)]
 
 
 def is_installed() -> bool:

@@ -32,7 +32,7 @@ from mlx_backend.engine.mlx.chunk_cost import CacheCost
 from mlx_backend.engine.mlx.loading import load_model
 from mlx_backend.engine.mlx.sampling import RequestSampler, sample, text_token_mask
 from mlx_backend.engine.mlx.sequences import DecodingSequence
-from mlx_backend.engine.mlx.vision.families import ONE_AT_A_TIME, UNSUPPORTED_OPTIONS
+from mlx_backend.engine.mlx.vision.families import ONE_AT_A_TIME, lacking_options
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages, TowerCost
 from mlx_backend.engine.mlx.vision.vlm_processor import PROBE_SIDE, VLMProcessor
 from mlx_backend.errors import EngineError, EngineRefused, first_line
@@ -80,7 +80,7 @@ class VLMBatch:
     def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         """Load the model on this thread, and try it."""
         options, memory = self._options, self._device.memory
-        if lacking := [name for name in UNSUPPORTED_OPTIONS if getattr(options, name)]:
+        if lacking := lacking_options(options):
             raise EngineError(
                 f"Only mlx-vlm has a network of this family, which knows no {', '.join(lacking)}: leave that out."
             )

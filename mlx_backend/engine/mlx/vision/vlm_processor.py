@@ -11,9 +11,11 @@ Knows no requests. MLX's arrays belong to threads: what is asked from other thre
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -21,7 +23,7 @@ import numpy as np
 
 from mlx_backend.engine.images import ImageMarkup, PreparedImage, WrittenImage
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
-from mlx_backend.errors import EngineRefused, first_line
+from mlx_backend.errors import EngineError, EngineRefused, first_line
 from mlx_backend.images import Picture
 
 if TYPE_CHECKING:
@@ -43,17 +45,14 @@ _STAND_IN = "\uffffimage\uffff"
 
 
 class VLMProcessor:
-    """Prepares pictures for one model. Safe to use from any thread, but for `inputs`, which is the engine's.
-
-    `unreadable` are what the processor said of each way to name an image, if it knew none: it is raised then.
-    """
+    """Prepares pictures for one model. Safe to use from any thread, but for `inputs`, which is the engine's."""
 
     def __init__(
         self, folder: Path, network: Any, tokenizer: MLXTokenizer, *, trust_remote_code: bool
     ) -> None:
         from mlx_vlm.utils import load_image_processor, load_processor
 
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), nullcontext() if trust_remote_code else without_code_of_models():
             warnings.simplefilter("ignore")  # about sounds, which the processors of some families read too
             self._processor = load_processor(folder, False, trust_remote_code=trust_remote_code)
         if (own := load_image_processor(folder)) is not None:
@@ -169,6 +168,13 @@ class VLMProcessor:
         """Return how a picture is written, and the bytes of what the network takes. Raises EngineRefused."""
         made = self._run(self._text((1, 1), part), [picture])
         tokens = made.pop("input_ids")
+        nbytes = sum(
+            value.nbytes
+            for name, value in made.items()
+            if name != "attention_mask" and isinstance(value, mx.array)
+        )
+        if not nbytes:  # such as a tokenizer in place of a processor that could not be made
+            raise EngineRefused("The model's processor makes nothing of a picture.", "images")
         fillers = [at for at, token in enumerate(tokens) if token == self._filler]
         if len(fillers) < 2:
             raise EngineRefused("The model's processor does not keep the text around a picture.", "images")
@@ -188,7 +194,6 @@ class VLMProcessor:
         text = self._tokenizer.decode(body)
         if self._tokenizer.encode(text, control_tokens=True) != body:
             raise EngineRefused("The text that stands for a picture cannot be read back.", "images")
-        nbytes = sum(value.nbytes for value in made.values() if isinstance(value, mx.array))
         return WrittenImage(text, first, tuple(body[first:end]), len(body) - end), nbytes
 
     def _run(self, text: str, pictures: Sequence[Picture]) -> Inputs:
@@ -209,6 +214,29 @@ class VLMProcessor:
             raise EngineRefused(
                 f"The image cannot be prepared for this model: {first_line(error)}.", "images"
             ) from error
+
+
+@contextmanager
+def without_code_of_models() -> Iterator[None]:
+    """Have transformers run no Python code that comes with a model, though some processors of mlx-vlm's tell it to."""
+    name = "get_class_from_dynamic_module"
+    places = [
+        each for key, each in sys.modules.items() if key.startswith("transformers.") and name in vars(each)
+    ]
+    own = [vars(each)[name] for each in places]
+    for each in places:
+        setattr(each, name, _refuse_code)
+    try:
+        yield
+    finally:
+        for each, function in zip(places, own, strict=True):
+            setattr(each, name, function)
+
+
+def _refuse_code(*_: Any, **__: Any) -> Any:
+    raise EngineError(
+        "it comes with Python code of its own; --trust-remote-code runs it, if you trust its makers"
+    )
 
 
 def _part_of_format(model_type: str) -> str | None:

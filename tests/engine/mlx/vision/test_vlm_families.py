@@ -1,15 +1,24 @@
-"""Families of mlx-vlm, each with a tiny model of random weights: prompts and replies are those of mlx-vlm's own generation.
+"""Families of mlx-vlm, each with a tiny model of random weights: prompts and replies are those of its own generation.
 
-A handful here; `make matrix` tries every family (tests/engine/mlx/vision/vlm_matrix.py).
+A handful here; `make vision-matrix` tries every family (tests/vlm_matrix.py).
 """
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
+from picture_files import data_uri, png
+from running_server import running
 from vision_models import needs_mlx_vlm
+from vlm_families import write
 from vlm_reference import compare
+
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.vision.vlm_processor import without_code_of_models
+from mlx_backend.errors import EngineError
+from mlx_backend.images import Picture
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,3 +29,49 @@ pytestmark = needs_mlx_vlm
 @pytest.mark.parametrize("family", ["glm_ocr", "smolvlm", "lfm2_vl", "internvl"])
 def test_a_family_that_the_batch_does_not_know_answers_as_mlx_vlm_does(family: str, tmp_path: Path) -> None:
     compare(tmp_path, family)
+
+
+def test_no_code_of_a_model_runs_though_mlx_vlms_processor_trusts_it(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    (tmp_path / "code.py").write_text("raise SystemExit('it ran')")
+    (tmp_path / "config.json").write_text('{"model_type": "of_its_own"}')
+    config = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["code.Own", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with without_code_of_models(), pytest.raises(EngineError, match="--trust-remote-code"):
+        AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True)
+
+
+PARTS = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}"
+    "{{ message.content }}{% else %}{% for part in message.content %}{% if part.type == 'image' %}<image>{% else %}"
+    "{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEXTS = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "template", [PARTS, TEXTS], ids=["a template with parts", "a template with texts alone"]
+)
+def test_a_chat_about_pictures_over_http(template: str, tmp_path: Path) -> None:
+    write(tmp_path, "smolvlm")
+    engine = load_engine(tmp_path, chat_template=template)
+    processor = engine.image_processor
+    assert processor is not None
+    places = processor.prepare(Picture(40, 20, bytes(2400))).num_tokens
+    picture = {"type": "image_url", "image_url": {"url": data_uri(png(40, 20))}}
+    with running(engine) as server:
+        for pictures in (1, 2):
+            content = [*[picture] * pictures, {"type": "text", "text": "What of <image> is it?"}]
+            status, reply = server.call(
+                "/v1/chat/completions", {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
+            )
+            assert status == 200, reply
+            assert reply["usage"]["prompt_tokens_details"]["image_tokens"] == pictures * places
+            assert reply["usage"]["completion_tokens"]
+        _, listed = server.call("/v1/models")
+        assert "vision" in listed["data"][0]["capabilities"]

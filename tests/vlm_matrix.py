@@ -1,0 +1,133 @@
+"""Every family of mlx-vlm that sees, and how it is served here: writes the table of docs/images.md.
+
+    python tests/vlm_matrix.py [FAMILY …] --write
+
+Each family's tiny model (vlm_families.py) answers in a process of its own, next to mlx-vlm's own generation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import resource
+import signal
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlm_families import write
+from vlm_reference import compare
+
+from mlx_backend.engine.mlx.vision.families import FAMILIES
+from mlx_backend.models.tasks import is_of_mlx_vlm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGE = Path(__file__).parent.parent / "docs/images.md"
+TABLE = re.compile(r"(?<=<!-- families -->\n).*?(?=<!-- end of families -->)", re.DOTALL)
+BATCH, ONE, UNTRIED, NOT = "in the batch", "one at a time", "one at a time, not compared", "not"
+SECONDS, MEMORY, AT_ONCE = 300, 14 << 30, 4
+NO_PLACE = {
+    "florence2": "it answers no conversation",
+    "molmo": "its processor puts pictures first, wherever they were sent",
+    "moondream2": "its prompt has no tokens for pictures",
+    "moondream3": "its prompt has no tokens for pictures",
+    "paligemma": "its processor puts pictures first, wherever they were sent",
+    "phi3_v": "it numbers pictures, and gives them tokens outside its vocabulary",
+    "phi4mm": "it numbers pictures",
+}
+"""Families whose prompts have no place for a picture, and why."""
+
+
+def families() -> list[str]:
+    """The families of mlx-vlm that see, by their folders' names."""
+    root = Path(importlib.import_module("mlx_vlm.models").__path__[0])
+    return sorted(each.name for each in root.iterdir() if each.name in FAMILIES | NO_PLACE or _sees(each))
+
+
+def _sees(folder: Path) -> bool:
+    if not is_of_mlx_vlm({"model_type": folder.name}):
+        return False
+    sources = [each.read_text(encoding="utf-8") for each in folder.glob("*.py")]
+    return (folder / "vision.py").is_file() or any("VisionModel" in each for each in sources)
+
+
+def tried(names: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield how each family is served, and a remark. Each is tried in a process of its own, a few at a time."""
+    waiting = [name for name in names if name not in FAMILIES | NO_PLACE]
+    for name in set(names) - set(waiting):
+        yield name, (BATCH, "") if name in FAMILIES else (NOT, NO_PLACE[name])
+    folder, running = Path(tempfile.mkdtemp()), dict[int, str]()
+    while waiting or running:
+        while waiting and len(running) < AT_ONCE:
+            name = waiting.pop(0)
+            if (child := os.fork()) == 0:
+                signal.alarm(SECONDS)
+                resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+                (folder / name).write_text(_one(name), encoding="utf-8")
+                os._exit(0)
+            running[child] = name
+        child, status = os.wait()
+        name = running.pop(child)
+        said = (folder / name).read_text(encoding="utf-8") if (folder / name).is_file() else ""
+        kind, _, remark = said.partition(": ")
+        yield name, (kind, remark) if kind else (UNTRIED, f"its tiny model ended with {status}")
+
+
+def _one(family: str) -> str:
+    try:
+        importlib.import_module(f"mlx_vlm.models.{family}")
+    except ImportError as error:
+        return f"{NOT}: mlx-vlm's network needs {error.name}, which is not among what `make vision` installs"
+    folder = Path(tempfile.mkdtemp())
+    try:
+        write(folder, family)
+    except Exception as error:
+        if isinstance(error, ImportError):
+            return (
+                f"{NOT}: mlx-vlm's network needs {error.name}, which is not among what `make vision` installs"
+            )
+        return f"{UNTRIED}: no tiny model of it is made"
+    try:
+        has_refused = compare(folder, family)
+    except Exception as error:
+        return f"{UNTRIED}: its tiny model is not like a real one ({type(error).__name__})"
+    return f"{ONE}: {'several pictures only of one size' if has_refused else ''}"
+
+
+def table(results: dict[str, tuple[str, str]]) -> str:
+    """The rows of the page."""
+    rows = [f"| `{name}` | {kind} | {remark} |" for name, (kind, remark) in results.items()]
+    return "\n".join(["", "| family | answers with pictures | |", "|---|---|---|", *rows, "", ""])
+
+
+def listed() -> dict[str, tuple[str, str]]:
+    """What the page says."""
+    found = TABLE.search(PAGE.read_text(encoding="utf-8"))
+    lines = found[0].splitlines() if found is not None else []
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")
+    ]
+    return {name.strip("`"): (kind, remark) for name, kind, remark in cells}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("families", nargs="*")
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    results = listed() if given.families else {}
+    for family, found in tried(given.families or families()):
+        results[family] = found
+        print(f"{family}: {': '.join(found)}", flush=True)
+        if given.write:
+            text = PAGE.read_text(encoding="utf-8")
+            new = table(dict(sorted(results.items())))
+            PAGE.write_text(TABLE.sub(lambda _, new=new: new, text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
