@@ -93,8 +93,8 @@ def _one(family: str) -> str:
         return f"{UNTRIED}: no tiny model of it is made"
     try:
         has_refused = compare(folder, family)
-    except Exception as error:
-        return f"{UNTRIED}: its tiny model is not like a real one ({type(error).__name__})"
+    except Exception:
+        return f"{UNTRIED}: its tiny model is not like a real one"
     return f"{ONE}: {'several pictures only of one size' if has_refused else ''}"
 
 
@@ -126,7 +126,7 @@ def main() -> None:
         if given.write:
             text = PAGE.read_text(encoding="utf-8")
             new = table(dict(sorted(results.items())))
-            PAGE.write_text(TABLE.sub(lambda _, new=new: new, text), encoding="utf-8")
+            PAGE.write_text(TABLE.sub(new.replace("\\", ""), text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -196,7 +196,10 @@ def test_what_is_wrong_is_one_sentence_with_what_to_do(change: Change, said: str
         ),
         ({"fine_tune_type": "lora", "num_layers": 2}, "holds no adapter: there is no adapters.safetensors."),
         ([], "holds no adapter that can be read: adapter_config.json holds no JSON object."),
-        ("x" * (17 << 20), "holds no adapter that can be read: adapter_config.json is larger than 16,384 KiB."),
+        (
+            "x" * (17 << 20),
+            "holds no adapter that can be read: adapter_config.json is larger than 16,384 KiB.",
+        ),
     ],
     ids=["of another program", "without weights", "a list", "large"],
 )

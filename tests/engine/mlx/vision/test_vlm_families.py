@@ -9,6 +9,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+import vlm_matrix
 from picture_files import data_uri, png
 from running_server import running
 from vision_models import needs_mlx_vlm
@@ -16,6 +17,7 @@ from vlm_families import write
 from vlm_reference import compare
 
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.vision.families import FAMILIES
 from mlx_backend.engine.mlx.vision.vlm_processor import without_code_of_models
 from mlx_backend.errors import EngineError
 from mlx_backend.images import Picture
@@ -75,3 +77,10 @@ def test_a_chat_about_pictures_over_http(template: str, tmp_path: Path) -> None:
             assert reply["usage"]["completion_tokens"]
         _, listed = server.call("/v1/models")
         assert "vision" in listed["data"][0]["capabilities"]
+
+
+def test_the_page_has_every_family_that_mlx_vlm_sees_with() -> None:
+    """Should this fail after an upgrade of mlx-vlm: `make vision-matrix`."""
+    listed = vlm_matrix.listed()
+    assert sorted(listed) == vlm_matrix.families()
+    assert {name for name, (kind, _) in listed.items() if kind == vlm_matrix.BATCH} == FAMILIES.keys()
