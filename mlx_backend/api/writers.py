@@ -176,3 +176,9 @@ def reason_fields(reason: Progress | Queued | None) -> dict[str, Any]:
 def sse(kind: str, fields: Any) -> bytes:
     """Write a server-sent event of a type that its object repeats."""
     return f"event: {kind}\ndata: {json_text.dumps({'type': kind, **fields})}\n\n".encode()
+
+
+def data_of_events(written: bytes) -> list[str]:
+    """Return what whole server-sent events hold, each in one line."""
+    mark = b"data: "
+    return [line.removeprefix(mark).decode() for line in written.splitlines() if line.startswith(mark)]

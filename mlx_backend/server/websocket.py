@@ -19,6 +19,7 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import RemoteProtocolError
 
 from mlx_backend.api.errors import ApiError
+from mlx_backend.api.writers import data_of_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,14 +66,14 @@ class WebSocket:
         """Whether nothing more is received."""
         return self._connection.state is not ConnectionState.OPEN
 
-    def receive(self, data: bytes, waiting: int) -> tuple[bytes, bytes]:
+    def receive(self, received: bytes, waiting: int) -> tuple[bytes, bytes]:
         """Take what was received while `waiting` messages were not answered.
 
         Return it as HTTP requests, and what is to be sent at once: a pong, or the end of the connection.
         """
         requests, reply = bytearray(), bytearray()
         with self._guard:
-            self._connection.receive_data(data)
+            self._connection.receive_data(received)
             for event in self._connection.events():
                 match event:
                     case TextMessage() | BytesMessage():
@@ -110,6 +111,4 @@ class WebSocket:
 def _messages_in(answer: bytes) -> Iterator[Event]:
     if answer.startswith(b"{"):
         yield TextMessage(answer.decode().rstrip("\n"))
-    for line in answer.splitlines():
-        if line.startswith(b"data: "):
-            yield TextMessage(line.removeprefix(b"data: ").decode())
+    yield from map(TextMessage, data_of_events(answer))
