@@ -57,7 +57,7 @@ def _gemma3_reply(language: Any, embedded: mx.array, request: GenerationRequest)
         distance, together = _layout(hidden.shape[1], request)
         for layer in language.model.layers:
             window = language.config.sliding_window if layer.self_attn.is_sliding else 1 << 30
-            hidden = layer(hidden, mx.array((distance >= 0) & (distance < window) | together), None)
+            hidden = layer(hidden, mx.array((distance < window) & ((distance >= 0) | together)), None)
         logits = language.lm_head(language.model.norm(hidden))[0, -1]
         reply.append(np.array(logits).argmax().item())
     return reply
@@ -80,7 +80,7 @@ def _gemma4_reply(network: Any, tokens: mx.array, pixels: list[Any], request: Ge
 
     def masks(hidden: mx.array, _caches: Any, _types: Any = None) -> list[mx.array]:
         distance, together = _layout(hidden.shape[1], request)
-        near = (distance >= 0) & (distance < language.config.sliding_window) | together
+        near = (distance < language.config.sliding_window) & ((distance >= 0) | together)
         return [
             mx.array(near if layer.layer_type == "sliding_attention" else distance >= 0)
             for layer in language.model.layers

@@ -239,14 +239,21 @@ class LayerView:
 def _mask(cache: Any, length: int, blocks: mx.array | None, **named: Any) -> Any:
     if blocks is None:
         return cache.make_mask(length, **named)
-    return _with_blocks(cache.make_mask(length, **{**named, "return_array": True}), blocks)
+    window = named.get("window_size") or getattr(cache, "max_size", None)
+    return _with_blocks(cache.make_mask(length, **{**named, "return_array": True}), blocks, window)
 
 
-def _with_blocks(mask: mx.array | None, blocks: mx.array) -> mx.array | None:
-    """Return a mask of the last tokens ([tokens, keys]) in which those of one block see each other."""
+def _with_blocks(mask: mx.array | None, blocks: mx.array, window: int | None) -> mx.array | None:
+    """Return a mask of the last tokens ([tokens, keys]) in which those of one block see each other.
+
+    Of those before it a token sees no more than the window has, as in transformers.
+    """
     if mask is None:  # a single token sees all before it, and there is none after it
         return None
     together = (blocks[:, None] == blocks[None]) & (blocks[:, None] >= 0)
+    if window is not None:
+        places = mx.arange(blocks.size)
+        together &= places[None] > places[:, None] - window
     earlier = mask.shape[-1] - blocks.size
     return mask | mx.pad(together, [(0, 0), (earlier, 0)])
 
