@@ -142,14 +142,17 @@ def _type(name: str) -> Any:
     )
 
 
-def offer(functions: dict[str, dict[str, Any]], function: dict[str, Any], tool: Sent) -> None:
+def offer(
+    functions: dict[str, dict[str, Any]], function: dict[str, Any], tool: Sent, *, may_repeat: bool = False
+) -> None:
     """Add the function that a tool is, by its name.
 
-    Raises the ApiError for another one of that name: a call would not say which.
+    Raises the ApiError for a second one of that name, as other servers do; if it `may_repeat` for another one only.
     """
     name = function["function"]["name"]
-    if functions.setdefault(name, function) != function:
-        said = f"there is another tool called {excerpt(name)}, and the two differ. Each tool needs a name of its own."
+    known = functions.setdefault(name, function)
+    if known is not function and not (may_repeat and known == function):
+        said = f"there is another tool called {excerpt(name)}. Each tool needs a name of its own."
         raise tool["name"].refusal(said)
 
 

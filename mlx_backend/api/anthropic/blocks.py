@@ -113,7 +113,7 @@ class BlockConversation:
                 added = definition.parsed(ClientTool)
                 if added.is_hosted:
                     raise definition["type"].wrong_value("this server runs no tools.")
-                offer(self.tools, added.as_function(), definition)
+                offer(self.tools, added.as_function(), definition, may_repeat=True)
                 self.added.add(added.name)
                 return self._definition(added.name)
             case _:

@@ -209,8 +209,9 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     (
         {"tools": [{"name": "f"}, {"name": "f", "description": "Another."}]},
         "tools[1].name",
-        'another tool called "f", and the two differ',
+        'another tool called "f"',
     ),
+    ({"tools": [{"name": "f"}] * 100}, "tools[1].name", 'another tool called "f"'),
     (
         {"tools": [{"name": "f", "parameters": "a schema"}]},
         "tools[0].parameters",
