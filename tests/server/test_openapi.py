@@ -45,9 +45,10 @@ def test_every_route_is_in_it(document: dict[str, Any]) -> None:
 
 
 def test_every_schema_in_it_is_one_and_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
-    for name, schema in document["components"]["schemas"].items():
+    schemas = document["components"]["schemas"]
+    for schema in schemas.values():
         jsonschema_rs.meta.validate(schema)
-        validate(document, {"anyOf": [{"$ref": SCHEMAS + name}, {}]}, None)
+    validate(document, {"anyOf": [{}, *({"$ref": SCHEMAS + name} for name in schemas)]}, None)
     operations = [each for path in document["paths"].values() for each in path.values()]
     names = [each["operationId"] for each in operations]
     assert len(set(names)) == len(names)
