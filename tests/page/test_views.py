@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from page_actions import OpenPage, answers, finished, say
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 from running_server import running
 from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER
@@ -116,6 +116,20 @@ def test_on_a_phone_the_list_of_chats_opens_over_the_chat_and_closes(
     page.get_by_role("link", name="Models").click()
     expect(page.get_by_role("heading", name="Models")).to_be_visible()
     expect(page.get_by_role("link", name="Models")).to_be_hidden()
+
+
+def test_the_list_of_chats_stays_open_when_it_was_opened_before_the_first_view_is_shown(
+    open_page: OpenPage, scripted: str
+) -> None:
+    page = open_page(scripted, viewport={"width": 360, "height": 640})
+    held: list[Route] = []
+    page.route("**/v1/models", held.append)
+    with page.expect_request("**/v1/models"):
+        page.reload()
+    page.get_by_role("button", name="Navigation").click()
+    held[0].continue_()
+    expect(page.get_by_role("heading", name="What would you like to ask?")).to_be_visible()
+    expect(page.get_by_role("link", name="Chat", exact=True)).to_be_focused()
 
 
 def test_everything_is_done_with_the_keyboard(open_page: OpenPage, scripted: str) -> None:

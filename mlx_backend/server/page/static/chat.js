@@ -360,7 +360,7 @@ export async function open(id) {
   images = [];
   for (const message of chat.messages) if (isLive(message) && !running.has(chat.id)) message.state = "stopped"; // the page was left
   draw();
-  if (matchMedia("(hover: hover)").matches) composer.focus();
+  if (matchMedia("(hover: hover)").matches && !document.querySelector(":popover-open")) composer.focus();
 }
 
 export const openId = () => chat?.id;
