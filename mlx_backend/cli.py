@@ -60,6 +60,13 @@ COMMANDS: Mapping[str, Command] = {
 }
 """Every command, in the order in which they are listed; the module of one has its name, under commands/."""
 
+EXAMPLES: Mapping[str, str] = {
+    "chat": "talk with a model here, or with the small one that is included",
+    "recommend": "see what suits this machine",
+    "chat gpt-oss:20b --effort high": "talk with a model, which is downloaded first",
+    "serve gpt-oss:20b": "serve it, with a page for browsers",
+}
+
 _NAMES = {name: command for command, (_, _, aliases) in COMMANDS.items() for name in (command, *aliases)} | {
     "help": "help",
     "version": "version",
@@ -156,6 +163,9 @@ def overview() -> str:
     return "\n".join(
         [
             *lines,
+            "",
+            "Begin with:",
+            *(f"  {PROGRAM} {example:<32}{what}" for example, what in EXAMPLES.items()),
             "",
             f"`{PROGRAM} help COMMAND` shows a command's options, `{PROGRAM} --version` the version.",
             f"Exit codes: {exit_codes()}.",

@@ -123,7 +123,7 @@ def test_the_list_of_chats_stays_open_when_it_was_opened_before_the_first_view_i
 ) -> None:
     page = open_page(scripted, viewport={"width": 360, "height": 640})
     held: list[Route] = []
-    page.route("**/v1/models", held.append)
+    page.route("**/v1/models", lambda route: held.append(route))
     with page.expect_request("**/v1/models"):
         page.reload()
     page.get_by_role("button", name="Navigation").click()
