@@ -7,15 +7,23 @@ import re
 import socket
 import threading
 from contextlib import suppress
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from werkzeug import Request
+from werkzeug.test import EnvironBuilder
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
+from wsproto.events import Request as WebSocketRequest
+from wsproto.utilities import LocalProtocolError
 
 from dify_mlx_provider.upstream.sse import DONE, MalformedBody, iter_events, parse_body
+from mlx_backend.server.websocket import WebSocket
 from mlx_backend.server.wsgi_server import ConnectionLimits, Server
 
 if TYPE_CHECKING:
@@ -169,3 +177,38 @@ def test_any_bytes_are_events_or_malformed_and_the_same_a_byte_at_a_time(lines: 
     assert events([data]) == events([bytes([byte]) for byte in data])
     with suppress(MalformedBody):
         parse_body([data])
+
+
+FRAMES = st.one_of(
+    st.binary(max_size=12),
+    st.builds(TextMessage, st.text(max_size=9), message_finished=st.booleans()),
+    st.builds(BytesMessage, st.binary(max_size=9), message_finished=st.booleans()),
+    st.builds(Ping, st.binary(max_size=9)),
+    st.builds(CloseConnection, st.sampled_from([1000, 1005, 1011]), st.none()),
+)
+
+
+@examples(4)
+@given(st.lists(FRAMES, max_size=8), st.lists(st.integers(1, 40), min_size=1, max_size=6))
+def test_frames_of_a_websocket_are_whole_requests_or_its_end(sent: list[Any], sizes: list[int]) -> None:
+    """However they are split; and what is no frame ends it."""
+    client = WSConnection(ConnectionType.CLIENT)
+    handshake = client.send(WebSocketRequest(host="h", target="/v1/responses"))
+    head = dict(line.split(": ", 1) for line in handshake.decode().split("\r\n")[1:-2])
+    environ = EnvironBuilder("/v1/responses", headers=list(head.items())).get_environ()
+    websocket = WebSocket(Request({**environ, "REQUEST_URI": "/v1/responses"}), MagicMock())
+    client.receive_data(websocket.accepted)
+    data = bytearray()
+    for event in sent:
+        with suppress(LocalProtocolError, ValueError, TypeError):  # what a client cannot send
+            data += event if isinstance(event, bytes) else client.send(event)
+    requests = bytearray()
+    at = 0
+    for size in cycle(sizes):
+        if at >= len(data) or websocket.is_closed:
+            break
+        more, _ = websocket.receive(bytes(data[at : at + size]), 0)
+        requests += more
+        at += size
+    for request in bytes(requests).split(b"POST /v1/responses HTTP/1.1\r\n")[1:-1]:
+        assert request.endswith(b"0\r\n\r\n")
