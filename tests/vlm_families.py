@@ -185,7 +185,8 @@ OWN: dict[str, dict[str, Any]] = {
     "dots_ocr": {
         "image": "<|imgpad|>",
         "flat": True,
-        "images": {"image_processor_type": "Qwen2VLImageProcessor", "temporal_patch_size": 1},
+        "images": {"image_processor_type": "Qwen2VLImageProcessor", "temporal_patch_size": 1,
+                   "size": {"shortest_edge": 64, "longest_edge": 4096}},
         "vision": {"temporal_patch_size": 1},
     },
     "gemma3n": {
@@ -221,6 +222,9 @@ OWN: dict[str, dict[str, Any]] = {
         **SIGLIP,
         "processor": {"num_image_token": 16, "image_size": SIDE},
         "config": {"downsample_ratio": 0.5},
+        "template": "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
+                    "{% for part in message.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}"
+                    "{% endif %}{% endfor %}",
     },
     "internvl": {"image": "<IMG_CONTEXT>", "processor": {"image_seq_length": 16}},
     "kimi_vl": {"image": "<|media_pad|>", "vision_type": "moonvit", "text": MLA},
