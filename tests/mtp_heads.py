@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Weights = dict[str, mx.array]
 
-LEARNING_STEPS = 80
+LEARNING_STEPS = 60
 
 
 def text_of(network: Any) -> Any:

@@ -102,6 +102,11 @@ def sees(config: Mapping[str, Any]) -> bool:
     return folder is not None and (folder / "vision.py").is_file()
 
 
+def is_mtp_head(config: Mapping[str, Any]) -> bool:
+    """Whether a folder holds no model but the MTP head of one, as mlx-vlm's `convert --mtp` writes it."""
+    return _family(config).endswith("_mtp")
+
+
 def _family(config: Mapping[str, Any]) -> str:
     family = config.get("model_type")
     return family if isinstance(family, str) else ""
@@ -128,6 +133,11 @@ def why_not_served(name: str, config: Mapping[str, Any], names: Collection[str])
     if "model_index.json" in names or "_diffusers_version" in config:
         return _sentence(name, "diffusers", _TASKS[1])
     family = _family(config)
+    if is_mtp_head(config):
+        return (
+            f"The model {name!r} cannot be served: it is another model's MTP head ({family}), for which it drafts. "
+            "Serve that one, with this as its --draft-model."
+        )
     if family in ENCODERS or is_of_mlx_lm(config) or is_of_mlx_vlm(config):
         return None
     listed = config.get("architectures")

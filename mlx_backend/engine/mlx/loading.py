@@ -15,7 +15,7 @@ import mlx_lm
 
 from mlx_backend.device.mlx import keep_compiled_kernels, load_weights, set_precision, weight_bytes
 from mlx_backend.engine.mlx.kv_cache import fresh_caches
-from mlx_backend.engine.mlx.mtp import FoundHead, attach, head_in, head_of, is_head_folder, own_head
+from mlx_backend.engine.mlx.mtp import FoundHead, attach, head_in, head_of, own_head
 from mlx_backend.engine.mlx.sharding import shard
 from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
 from mlx_backend.errors import EngineError, EngineRefused, first_line
@@ -25,6 +25,7 @@ from mlx_backend.models import templates
 from mlx_backend.models.download import find_folder
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.folders import check_adapter, explain_load_errors, read_config, read_model
+from mlx_backend.models.tasks import is_mtp_head
 from mlx_backend.models.templates import TemplateOverrun
 
 if TYPE_CHECKING:
@@ -192,8 +193,8 @@ def _find_head(network: Any, folder: Path, options: EngineOptions) -> FoundHead:
         if found.head is not None and (options.kv_bits or options.max_kv_size):
             return FoundHead(reason="The model's MTP head is not used with --kv-bits or --max-kv-size.")
         return found
-    named, name = find_folder(options.draft_model, allow_download=options.allow_download)
-    if not is_head_folder(read_config(named, name)):
+    named, _ = find_folder(options.draft_model, allow_download=options.allow_download)
+    if not is_mtp_head(model_files.read_json_or_empty(named / "config.json")):
         return FoundHead()
     return FoundHead(head_in(named, network))
 

@@ -37,7 +37,7 @@ from mlx_backend.models.files import read_json_or_empty
 from mlx_backend.models.folders import weight_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
@@ -128,11 +128,6 @@ def own_head(network: Any, folder: Path) -> FoundHead:
         return FoundHead(reason=f"The model's MTP head is not used: {_in_a_line(error)}.")
 
 
-def is_head_folder(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is that of a head in a folder of its own."""
-    return str(config.get("model_type")).endswith("_mtp")
-
-
 def head_in(folder: Path, network: Any) -> Head:
     """Return the head in a folder of its own, read lazily, for a model. Raises EngineError if it does not fit."""
     kind = read_json_or_empty(folder / "config.json").get("model_type")
@@ -150,7 +145,8 @@ def head_in(folder: Path, network: Any) -> Head:
 
 def _own_name(network: Any) -> re.Pattern[str]:
     """Return what the names of a head's weights are among those of its model: its layer is the one after the last."""
-    return re.compile(rf"(?:(?:model|language_model)\.)*(?:mtp|layers\.{len(network.layers)})\.(.+)")
+    count = len(getattr(network, "layers", ()))
+    return re.compile(rf"(?:(?:model|language_model)\.)*(?:mtp|layers\.{count})\.(.+)")
 
 
 def _weights(folder: Path, name: re.Pattern[str]) -> tuple[Weights, bool]:
