@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = needs_mlx_vlm
 
 
-@pytest.mark.parametrize("family", ["glm_ocr", "smolvlm", "lfm2_vl", "internvl"])
+@pytest.mark.parametrize("family", ["glm_ocr", "smolvlm", "internvl"])
 def test_a_family_that_the_batch_does_not_know_answers_as_mlx_vlm_does(family: str, tmp_path: Path) -> None:
     compare(tmp_path, family)
 
