@@ -223,7 +223,7 @@ OWN: dict[str, dict[str, Any]] = {
         "processor": {"num_image_token": 16, "image_size": SIDE},
         "config": {"downsample_ratio": 0.5},
         "template": "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
-                    "{% for part in message.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}"
+                    "{% for part in message.content %}{{ part.text or '<image>' }}{% endfor %}"
                     "{% endif %}{% endfor %}",
     },
     "internvl": {"image": "<IMG_CONTEXT>", "processor": {"image_seq_length": 16}},
