@@ -123,7 +123,7 @@ def test_of_several_models_one_is_chosen_and_the_talk_goes_on_with_another_that_
         talk.type(f"/image {picture}\r")
         talk.until("second does not see pictures here.")
         talk.type("/model mlx-demo-visio\r")
-        talk.until("did you mean mlx-demo-vision?")
+        talk.until("mlx-demo-vision?")  # a line that is folded, where the address is long
         talk.type("/model mlx-demo-vision\r")
         talk.until("mlx-demo-vision · effort")
         talk.type(f"/image '{picture}'\r")
