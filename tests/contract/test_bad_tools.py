@@ -94,11 +94,6 @@ def test_a_megabyte_of_arguments_in_a_history_is_rendered() -> None:
         assert reply["usage"]["prompt_tokens"] > MIB // ScriptedTokenizer.PIECE
 
 
-def test_the_same_tool_twice_is_one() -> None:
-    with writing(xml_call("look")) as server:
-        assert len(both(server, tools=[LOOK, LOOK])["tool_calls"]) == 1
-
-
 def test_other_families_markers_in_a_vocabulary_are_no_markup() -> None:
     markers = (*MARKERS, "[TOOL_CALLS]", "[ARGS]", "<|channel|>", "<|message|>", "<arg_key>", "</arg_key>")
     foreign = "[TOOL_CALLS]look[ARGS]{} <arg_key>a</arg_key> <|channel|>analysis<|message|>Hm."

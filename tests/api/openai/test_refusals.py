@@ -449,4 +449,5 @@ def test_call_arguments_nested_too_deeply_are_kept_as_text(client: Client) -> No
     deep = '{"a":' * 900 + "1" + "}" * 900
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": deep}}
     messages = [USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "1"}]
-    assert client.post(CHAT, json={"messages": messages}).status_code == 200
+    response = client.post(CHAT, json={"messages": messages})
+    assert response.status_code == 200, response.text
