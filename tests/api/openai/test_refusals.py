@@ -32,7 +32,10 @@ def client() -> Iterator[Client]:
 
 
 def refused(client: Client, path: str, body: Any, status: int = 400) -> dict[str, Any]:
-    response = client.post(path, **({"data": body} if isinstance(body, bytes) else {"json": body}))
+    # Closed, so that it is no longer in flight: one application answers all of these.
+    response = client.post(
+        path, buffered=True, **({"data": body} if isinstance(body, bytes) else {"json": body})
+    )
     assert response.status_code == status, response.get_data(as_text=True)
     answer = response.get_json()
     assert answer.keys() == {"error"}
