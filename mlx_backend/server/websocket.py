@@ -66,25 +66,28 @@ class WebSocket:
         """Whether nothing more is received."""
         return self._connection.state is not ConnectionState.OPEN
 
-    def receive(self, received: bytes, waiting: int) -> tuple[bytes, bytes]:
-        """Take what was received while `waiting` messages were not answered.
+    def receive(self, received: bytes, unanswered: int) -> tuple[bytes, bytes]:
+        """Take what was received while so many messages were not answered.
 
-        Return it as HTTP requests, and what is to be sent at once: a pong, or the end of the connection.
+        Return it as HTTP requests, and what is to be sent at once: a pong, or the end of the connection. Both are empty
+        once the connection was closed.
         """
         requests, reply = bytearray(), bytearray()
         with self._guard:
+            if self.is_closed:
+                return b"", b""
             self._connection.receive_data(received)
             for event in self._connection.events():
                 match event:
                     case TextMessage() | BytesMessage():
                         requests += self._as_request(event)
-                        waiting += event.message_finished
+                        unanswered += event.message_finished
                     case Ping():
                         reply += self._connection.send(event.response())
                     case CloseConnection():  # the client's, or for what is no frame
                         reply += self._connection.send(event.response())
                         break
-        if waiting > MAX_WAITING:
+        if unanswered > 1 + MAX_WAITING:
             reply += self.close(f"More than {MAX_WAITING} messages wait to be answered.")
         return bytes(requests), bytes(reply)
 

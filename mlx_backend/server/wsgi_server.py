@@ -457,7 +457,7 @@ class _Channel(HTTPChannel):
         self._idle_since = time.monotonic()
         requests, reply = self.websocket.receive(frames, len(self.requests))
         self.write_soon(reply)
-        if self.websocket.is_closed:
+        if reply and self.websocket.is_closed:  # else a worker has closed it, and ends the connection
             self.handle_close()
             return b""
         return requests

@@ -6,15 +6,18 @@ import json
 import socket
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import pytest
 import running_server
+import werkzeug
 from openai.types.responses import ResponsesServerEvent
 from pydantic import TypeAdapter
 from running_server import RunningServer, running
 from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER
 from single_model import SingleModelRegistry
+from werkzeug.test import EnvironBuilder
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import (
     AcceptConnection,
@@ -32,7 +35,7 @@ from wsproto.events import (
 
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
-from mlx_backend.server.websocket import MAX_WAITING
+from mlx_backend.server.websocket import MAX_WAITING, WebSocket
 from mlx_backend.server.wsgi_server import ConnectionLimits
 from mlx_backend.settings import Settings
 
@@ -267,6 +270,28 @@ def test_a_message_that_is_too_large_is_refused_and_ends_the_connection(connect:
         closed = client.receive()
         assert isinstance(closed, CloseConnection)
         assert closed.code == 1009
+
+
+def test_as_many_messages_as_may_wait_are_answered_in_their_order(
+    connect: Connect, served: tuple[ScriptedEngine, RunningServer]
+) -> None:
+    client = connect(served[1])
+    texts = [f"message {number}" for number in range(1 + MAX_WAITING)]
+    client.send(*[TextMessage(json.dumps({"type": "response.create", "input": text})) for text in texts])
+    assert [client.last()["type"] for _ in texts] == ["response.completed"] * len(texts)
+    prompts = [request.prompt for request in served[0].requests[-len(texts) :]]
+    assert all(text in prompt for text, prompt in zip(texts, prompts, strict=True))
+
+
+def test_nothing_is_received_once_the_connection_was_closed() -> None:
+    client = WSConnection(ConnectionType.CLIENT)
+    handshake = client.send(Request(host="h", target=PATH)).decode()
+    headers = dict(line.split(": ", 1) for line in handshake.split("\r\n")[1:-2])
+    environ = EnvironBuilder(PATH, headers=list(headers.items())).get_environ() | {"REQUEST_URI": PATH}
+    websocket = WebSocket(werkzeug.Request(environ), MagicMock())
+    client.receive_data(websocket.accepted + websocket.close("The message is too large."))
+    assert [type(event) for event in client.events()] == [AcceptConnection, CloseConnection]
+    assert websocket.receive(client.send(CloseConnection(1009)), 1) == (b"", b"")
 
 
 def test_only_so_many_messages_may_wait(connect: Connect) -> None:
