@@ -1,4 +1,4 @@
-"""What the store of responses is for: they are created, counted, read, deleted and gone on from."""
+"""What the store of responses is for: they are created, counted, read, continued and deleted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """/v1/responses over a WebSocket: each message creates a response, and its events come back as messages.
 
-The last response of a connection can be gone on from there, also one that is not stored. A message that fails leaves
-nothing of that: its client sends the whole conversation again.
+The last response of a connection can be continued on it, even one that is not stored. A message that is refused
+discards that one: its client then sends the whole conversation again.
 """
 
 from __future__ import annotations

@@ -147,9 +147,9 @@ class ResponseStore:
 
 
 class ConnectionStore:
-    """The store as one connection sees it: its last response is there until it is gone on from, stored or not.
+    """The store as one connection sees it: its last response can be continued once, even if it is not stored.
 
-    That is kept among its owner's, under a key that nobody can know.
+    Such a one is among its owner's, under a key that nobody can know.
     """
 
     def __init__(self, store: ResponseStore) -> None:
@@ -169,20 +169,23 @@ class ConnectionStore:
         """Keep a response as the last one, and store it if it is to be."""
         self.forget()
         self._store.put(response, given, previous, owner)
-        if not response["store"] and not self._is_closed:
-            self._last = response["id"] + self._key, owner
-            self._store.put(response, given, previous, owner, identifier=self._last[0])
+        if not response["store"]:
+            last = response["id"] + self._key, owner
+            self._store.put(response, given, previous, owner, identifier=last[0])
+            self._last = last
+        if self._is_closed:  # by another thread, perhaps just now
+            self.forget()
 
     def get(self, identifier: str, owner: str, *, field: str = "response_id") -> StoredResponse:
-        """Return a response; of one that is not stored no second time. Raises what the store raises."""
+        """Return a response; one that is not stored, only once. Raises what the store raises."""
         last = self._store.take(identifier + self._key, owner)
         return last or self._store.get(identifier, owner, field=field)
 
     def forget(self) -> None:
         """Forget the last response."""
-        if self._last is not None:
-            self._store.take(*self._last)
-            self._last = None
+        last, self._last = self._last, None
+        if last is not None:
+            self._store.take(*last)
 
     def close(self) -> None:
         """Forget the last response, and keep none any more."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mlx_backend.api.errors import ApiError
-from mlx_backend.api.responses.store import TIME_TO_LIVE, ResponseStore
+from mlx_backend.api.responses.store import TIME_TO_LIVE, ConnectionStore, ResponseStore
 
 if TYPE_CHECKING:
     from mlx_backend.api.responses.store import StoredResponse
@@ -120,3 +120,27 @@ def test_what_is_held_in_memory_is_what_is_counted_however_small_the_values(item
     finally:
         tracemalloc.stop()
     assert held < 1.2 * store.get("r1", "a").nbytes + 10_000
+
+
+@pytest.mark.parametrize("closed", ["before", "meanwhile", "after"])
+def test_nothing_of_a_connection_is_left_whenever_it_is_closed(
+    closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[str] = []
+    own_put = ResponseStore.put
+
+    def noting_put(self: ResponseStore, *given: Any, identifier: str | None = None) -> None:
+        if closed == "meanwhile":
+            connection.close()
+        own_put(self, *given, identifier=identifier)
+        stored.extend([identifier] if identifier else [])
+
+    monkeypatch.setattr(ResponseStore, "put", noting_put)
+    store = ResponseStore()
+    connection = ConnectionStore(store)
+    if closed == "before":
+        connection.close()
+    connection.put({"id": "resp_1", "output": [], "store": False}, [], None, "a")
+    if closed == "after":
+        connection.close()
+    assert [has(store, each) for each in stored] == [False]
