@@ -47,17 +47,23 @@ class MarkerSet:
         """Return the text before the first marker, the marker, and what follows it.
 
         Where there is no whole marker, it is "" and the third part is the end of the text that may still
-        become one. So is a marker that may become a longer one, unless this is the end of the text.
+        become one. So is a marker that may become a longer one, or that one may hold which began earlier, unless this
+        is the end of the text.
         """
-        if (found := self._pattern.search(text)) and (is_end or text[found.start() :] not in self._prefixes):
+        begun = len(text) if is_end else self._begun(text)
+        if (found := self._pattern.search(text)) and found.start() < begun:
             return text[: found.start()], found[0], text[found.end() :]
-        at = max(0, len(text) - self._longest + 1) if not is_end else len(text)
-        while begun := self._start.search(text, at):
-            at = begun.start()
+        return text[:begun], "", text[begun:]
+
+    def _begun(self, text: str) -> int:
+        """Return where the first marker begins that the end of a text may still become; its length if none does."""
+        at = max(0, len(text) - self._longest + 1)
+        while (found := self._start.search(text, at)) is not None:
+            at = found.start()
             if text[at:] in self._prefixes:
-                return text[:at], "", text[at:]
+                return at
             at += 1
-        return text, "", ""
+        return len(text)
 
     def without(self, markers: Iterable[str]) -> MarkerSet:
         """Return the set less these."""

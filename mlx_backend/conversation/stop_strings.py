@@ -1,6 +1,7 @@
 """Ends an answer before the first of some texts: `stop` of a request. A text may begin in one piece and end in another.
 
-What may still become one is held back until more comes, and nothing else. Reasoning and preambles are not looked at.
+What may still become one is held back until more of the answer comes, or anything else, which it stands before.
+Reasoning and preambles are not looked at.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class StopFilter:
         """Return the events to be shown. The end of a tool call that was cut off is not."""
         shown: list[Event] = []
         for event in events:
+            if not isinstance(event, ContentDelta) and (rest := self._until_stop("", is_end=True)):
+                shown.append(ContentDelta(rest))
             match event:
                 case ContentDelta(text, Channel.FINAL):
                     if safe := self._until_stop(text):
@@ -47,7 +50,7 @@ class StopFilter:
                 case ContentDelta():
                     if not self.found:
                         shown.append(event)
-                case ReasoningDelta():
+                case ReasoningDelta() | StreamEnd():
                     shown.append(event)
                 case ToolCallStart(index):
                     if not self.found:
@@ -59,10 +62,6 @@ class StopFilter:
                 case ToolCallEnd(index, complete):
                     if complete and index in self._open_calls:
                         shown.append(event)
-                case StreamEnd():
-                    if rest := self._until_stop("", is_end=True):
-                        shown.append(ContentDelta(rest))
-                    shown.append(event)
         return shown
 
     def _until_stop(self, text: str, *, is_end: bool = False) -> str:

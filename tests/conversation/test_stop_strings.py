@@ -25,6 +25,8 @@ CASES = [
     ("abcabd", ["abd"], "abc"),
     ("ObObservation", ["Observation"], "Ob"),
     ("one STOP", ["STOP", "STOPPED"], "one "),
+    ("abc", ["abc", "b"], ""),
+    ("abd", ["abc", "b"], "a"),
     ("x STOP y END", ["END", "STOP"], "x "),
     ("<|", ["<|end|>"], "<|"),
     ("", ["a"], ""),
@@ -72,6 +74,12 @@ def test_a_stop_string_applies_to_the_answer_and_not_to_reasoning_or_a_preamble(
 def test_what_was_held_back_is_shown_before_the_end() -> None:
     shown = StopFilter(["STOP"]).feed([ContentDelta("a ST"), StreamEnd("length")])
     assert shown == [ContentDelta("a "), ContentDelta("ST"), StreamEnd("length")]
+
+
+@pytest.mark.parametrize("others", [CALL, [ReasoningDelta("hm")]])
+def test_what_was_held_back_is_shown_before_a_call_or_reasoning(others: list[Event]) -> None:
+    shown = StopFilter(["\n\nHuman:"]).feed([ContentDelta("a\n\n"), *others, StreamEnd("stop")])
+    assert shown == [ContentDelta("a"), ContentDelta("\n\n"), *others, StreamEnd("stop")]
 
 
 def test_a_call_behind_a_stop_string_is_dropped_from_start_to_end() -> None:
