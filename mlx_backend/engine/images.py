@@ -32,9 +32,8 @@ class PreparedImage:
 
     `digest` tells it apart from every other image for this model. It stands in a prompt as `rows` times `columns` pad
     tokens, for some models with a token `row_break` between two rows; as it is `written`, if the model's processor has
-    written it. `inputs` are numpy arrays, by the names that the
-    model's processor gives them. An image that the engine has seen may be without: if it has to be seen again, they
-    are made of `picture`, and take `bytes_to_make`.
+    written it. `inputs` are numpy arrays, by the names that the model's processor gives them. An image that the engine
+    has seen may be without: if it has to be seen again, they are made of `picture`, and take `bytes_to_make`.
     """
 
     digest: bytes

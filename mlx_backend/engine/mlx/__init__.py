@@ -116,9 +116,10 @@ def _on_mlx_vlm(
     if not needs_mlx_vlm(config, options):
         return None
     if (lacking := lacking_options(options)) and is_of_mlx_lm(config):
-        told = ", ".join(lacking)
         log.warning(
-            "%s answers text only: mlx-vlm's network, which would see for it, knows no %s.", name, told
+            "%s answers text only: mlx-vlm's network, which can be shown images, does not support %s.",
+            name,
+            ", ".join(lacking),
         )
         return None
     try:

@@ -55,7 +55,7 @@ class PlainBatch:
     ) -> None:
         if lacking := [name for name in UNSUPPORTED if getattr(options, name)]:
             raise EngineError(
-                f"The plain engine knows no {', '.join(lacking)}: leave that out, or --engine plain."
+                f"The plain engine does not support {', '.join(lacking)}: leave that out, or --engine plain."
             )
         self._source = model
         self._options = options

@@ -82,7 +82,7 @@ class VLMBatch:
         options, memory = self._options, self._device.memory
         if lacking := lacking_options(options):
             raise EngineError(
-                f"Only mlx-vlm has a network of this family, which knows no {', '.join(lacking)}: leave that out."
+                f"Only mlx-vlm has a network of this family, and does not support {', '.join(lacking)}: leave that out."
             )
         reservation = memory.reserve(0, limit=options.memory_bytes)
         self._cleanup.callback(reservation.close)
@@ -362,12 +362,12 @@ class VLMBatch:
         """See two pictures that show nothing, to know what others will take."""
         taken = []
         for side in MEASURED_SIDES:
-            image = processor.prepare(Picture(side, side, bytes(3 * side * side)))
-            prompt, inputs = self._with_image(processor, Picture(side, side, bytes(3 * side * side)))
+            picture = Picture(side, side, bytes(3 * side * side))
+            prompt, inputs = self._with_image(processor, picture)
             before = mx.get_active_memory()
             mx.reset_peak_memory()
             _Run(self._network, prompt, inputs)
-            taken.append((image.nbytes, max(0, mx.get_peak_memory() - before)))
+            taken.append((processor.prepare(picture).nbytes, max(0, mx.get_peak_memory() - before)))
         self._cost = TowerCost.of(taken)
 
     def _make_budget(self, reservation: MemoryReservation, cost: CacheCost) -> KVCacheBudget:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     # By the names that the network knows them by.
     type Inputs = dict[str, Any]
 
-MAX_WRITTEN = 1024
-"""Number of pictures of which it is remembered how they are written."""
+MAX_WRITTEN = 256
+"""Number of pictures of which it is remembered how they are written: a large one takes some hundred kilobytes."""
 PROBE_SIDE = 64
 """Sides in pixels of the picture that the processor is tried with."""
 _STAND_IN = "\uffffimage\uffff"
@@ -64,7 +64,11 @@ class VLMProcessor:
         self._written: OrderedDict[bytes, tuple[WrittenImage, int]] = OrderedDict()
         self.waiting = PreparedImages()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="images")
-        self.pad_token, self.markup, self._part = self._probed(network.config.model_type)
+        try:
+            self.pad_token, self.markup, self._part = self._probed(network.config.model_type)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End its thread."""

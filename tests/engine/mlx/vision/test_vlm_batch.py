@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +15,7 @@ from vision_reference import reference
 from mlx_backend.engine.base import Finished, GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.images import ImageSupport
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.vision.vlm_processor import VLMProcessor
 from mlx_backend.errors import EngineBusy, EngineError, EngineRefused
 
 if TYPE_CHECKING:
@@ -146,12 +149,24 @@ def test_pictures_that_wait_are_bounded_together(one: Seeing, monkeypatch: pytes
     one.prepared(noise(6))
 
 
+def test_a_processor_that_reads_no_picture_leaves_no_thread(
+    one: Seeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(threading.enumerate())
+    monkeypatch.setattr(VLMProcessor, "_parts", lambda *_: iter([("no part", False)]))
+    tokenizer: Any = one.engine.tokenizer
+    network = SimpleNamespace(config=SimpleNamespace(model_type="qwen3_vl"))
+    with pytest.raises(EngineRefused, match="reads no picture"):
+        VLMProcessor(one.model.folder, network, tokenizer, trust_remote_code=False)
+    assert set(threading.enumerate()) <= before
+
+
 def test_options_that_it_lacks_leave_the_model_without_images(
     one: Seeing, caplog: pytest.LogCaptureFixture
 ) -> None:
     with load_engine(one.model.folder, packing=False, max_kv_size=64) as engine:
         assert engine.image_processor is None
-        assert "mlx-vlm's network, which would see for it, knows no max_kv_size" in caplog.text
+        assert "mlx-vlm's network, which can be shown images, does not support max_kv_size" in caplog.text
 
 
 def test_a_model_whose_pictures_cannot_be_prepared_answers_text_in_the_batch(
