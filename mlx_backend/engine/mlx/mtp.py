@@ -7,8 +7,8 @@ own output in place of the hidden vector.
 
 So a head needs two more layers of a sequence's caches: its keys and values, and the model's hidden vectors. Every
 run of the model writes both (`attach`), and so prefixes, the disk cache, rewinding and batches carry them like the
-others. That takes two small matrix products: what else the head would compute from a prompt's tokens nothing reads, and
-MLX computes nothing that is not read. What the head writes while it drafts is taken back; the next run of the model
+others. That takes three small matrix products: what else the head would compute from a prompt's tokens nothing reads,
+and MLX computes nothing that is not read. What the head writes while it drafts is taken back; the next run of the model
 writes it again, from hidden vectors that are the model's and not the head's.
 
 Drafts are chosen as the reply's own tokens are (sampling.py), and verified by decode.py: a head can never change a
@@ -111,21 +111,21 @@ def _mask(inputs: mx.array, cache: Any) -> Any:
 
 def own_head(network: Any, folder: Path) -> FoundHead:
     """Return the head whose weights are among a model's own, read lazily. `network` is the model's, just loaded."""
-    config = read_json_or_empty(folder / "config.json")
-    weights, is_mlx = _weights(folder, _own_name(network))
-    if not weights:
-        text = config.get("text_config")
-        counts = [{**config, **(text if isinstance(text, dict) else {})}.get(name) for name in _LAYER_COUNTS]
-        if not any(isinstance(count, int) and count > 0 for count in counts):
-            return FoundHead()
-        return FoundHead(
-            reason="No MTP head drafts for this model: it was trained with one, but its files are without it, as after "
-            "most conversions. --draft-model takes a folder that mlx-vlm's `convert --mtp` has written."
-        )
     try:
-        return FoundHead(_make(network, weights, is_mlx=is_mlx))
+        weights, is_mlx = _weights(folder, _own_name(network))
+        if weights:
+            return FoundHead(_make(network, weights, is_mlx=is_mlx))
     except _UNFIT as error:
         return FoundHead(reason=f"The model's MTP head is not used: {_in_a_line(error)}.")
+    config = read_json_or_empty(folder / "config.json")
+    text = config.get("text_config")
+    counts = [{**config, **(text if isinstance(text, dict) else {})}.get(name) for name in _LAYER_COUNTS]
+    if not any(isinstance(count, int) and count > 0 for count in counts):
+        return FoundHead()
+    return FoundHead(
+        reason="No MTP head drafts for this model: it was trained with one, but its files are without it, as after "
+        "most conversions. --draft-model takes a folder that mlx-vlm's `convert --mtp` has written."
+    )
 
 
 def head_in(folder: Path, network: Any) -> Head:
@@ -191,7 +191,7 @@ def _of_extra_layer(network: Any, weights: Weights) -> Weights:
     mlx-lm brings a layer's own weights into its form, if it is called one that the model has. Embeddings and the output
     layer are copies of the model's.
     """
-    place = f"model.layers.{len(network.layers) - 1}."
+    prefix = f"model.layers.{len(network.layers) - 1}."
     found: Weights = {}
     layer: Weights = {}
     for name, value in weights.items():
@@ -199,9 +199,9 @@ def _of_extra_layer(network: Any, weights: Weights) -> Weights:
         if stem in _EXTRA_NAMES:
             found[f"{_EXTRA_NAMES[stem]}.{kind}"] = value
         elif stem not in ("embed_tokens", "shared_head.head"):
-            layer[place + name] = value
+            layer[prefix + name] = value
     sanitized = network.sanitize(layer)
-    return found | {f"layers.0.{name.removeprefix(place)}": value for name, value in sanitized.items()}
+    return found | {f"layers.0.{name.removeprefix(prefix)}": value for name, value in sanitized.items()}
 
 
 def _make(network: Any, weights: Weights, *, is_mlx: bool) -> Head:

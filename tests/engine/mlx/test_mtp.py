@@ -30,7 +30,7 @@ from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.loading import load_model
-from mlx_backend.engine.mlx.mtp import DRAFTING, head_of
+from mlx_backend.engine.mlx.mtp import DRAFTING, head_of, own_head
 from mlx_backend.engine.mlx.speculative import DraftTask, HeadDrafter, propose
 from mlx_backend.errors import EngineError
 from mlx_backend.layers.architecture import load_network
@@ -323,6 +323,11 @@ def test_a_model_whose_head_is_of_no_use_serves_without_it_and_says_so(
     if kind != "no numbers":  # which takes a run to find out
         assert main(["show", str(folder)]) == 0
         assert status.drafts in capsys.readouterr().out
+
+
+def test_weights_that_cannot_be_read_are_no_head(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    assert own_head(nn.Module(), tmp_path).reason.startswith("The model's MTP head is not used: ")
 
 
 def test_no_head_is_loaded_where_no_drafts_are_wanted_or_the_text_drafts(model: Path) -> None:
