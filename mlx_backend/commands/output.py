@@ -30,8 +30,8 @@ LAST_LINES_SECONDS = 0.5
 """How long the last lines may take when the server ends."""
 
 _CLEAR_LINE = "\r\x1b[K"
-_PASSWORD = re.compile(r"(?<=://)[^/?#@\s]+(?=@)")
-"""And the user's name: what an address has before its host, as that of a proxy or a mirror may."""
+_PASSWORD = re.compile(r"(?<=://)[^/?#\s]+(?=@)")
+"""And the user's name: what an address has before its host and the last @, as that of a proxy or a mirror may."""
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 

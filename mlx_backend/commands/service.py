@@ -300,7 +300,9 @@ def _job(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[Service
     parser.add_argument("--dry-run", action="store_true", help="print the file, and change nothing")
     options = parser.parse_args(words)
     if hasattr(options, "api_key"):
-        parser.error(f"--api-key would be written into a file that is not secret: {_KEY_ADVICE}")
+        parser.error(
+            f"--api-key would be shown to everyone who lists the processes of this machine: {_KEY_ADVICE}"
+        )
     try:
         settings = ChosenOptions.of(options).settings
         if settings.api_key:  # of a variable, which the service does not see

@@ -105,7 +105,7 @@ def test_no_password_of_an_address_is_logged(formatter: logging.Formatter) -> No
         raise ValueError("no answer from socks5://bob:secret@proxy:9/")
     except ValueError:
         record = logging.LogRecord(
-            "name", logging.ERROR, "path", 1, "%s", ("http://bob:secret@hub/a@b",), sys.exc_info()
+            "name", logging.ERROR, "path", 1, "%s", ("http://bob:p@secret@hub/a@b",), sys.exc_info()
         )
     record.fields = {"where": "https://token-secret@hub"}
     text = formatter.format(record).replace("\\u2026", "…")
