@@ -69,6 +69,14 @@ def test_the_api_is_shown_from_its_document(open_page: OpenPage, scripted: str) 
     expect(shown.locator("pre")).to_contain_text(f"curl {scripted}/v1/chat/completions")
 
 
+def test_a_websocket_is_shown_with_its_messages(open_page: OpenPage, scripted: str) -> None:
+    page = open_page(f"{scripted}/docs#websocket_v1_responses", expected=(scripted,))
+    shown = page.locator(".operation[open]")
+    expect(shown).to_contain_text("generate")
+    expect(shown).to_contain_text("sequence_number")
+    expect(shown.locator("pre")).to_contain_text(f"{scripted.replace('http', 'ws')}/v1/responses")
+
+
 @pytest.mark.parametrize(
     ("locale", "hello"),
     [("ja-JP", "何を聞きますか？"), ("zh-CN", "想问点什么？"), ("fr-FR", "What would you like to ask?")],

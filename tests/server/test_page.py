@@ -91,7 +91,9 @@ def test_an_address_with_a_slash_too_many_leads_to_the_one_without(client: Clien
     assert (response.status_code, response.headers["Location"]) == (308, "../docs")
 
 
-@pytest.mark.parametrize("name", ["nothing.js", "../__init__.py", "..%2ffiles.py", "static/app.js", "%00"])
+@pytest.mark.parametrize(
+    "name", ["nothing.js", "../__init__.py", "..%2ffiles.py", "static/app.js", "%00", "a" * 300]
+)
 def test_what_is_not_one_of_the_files_is_a_404(client: Client, name: str) -> None:
     response = client.get(f"/page/{name}")
     assert (response.status_code, "error" in response.get_json()) == (404, True)

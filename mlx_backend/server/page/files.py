@@ -40,11 +40,11 @@ HEADERS = {
 
 
 def _response(request: Request, name: str) -> Response:
-    found = [folder / name for folder in FOLDERS if Path(name).name == name and (folder / name).is_file()]
-    if not found:
+    found = next((file for folder in FOLDERS for file in folder.iterdir() if file.name == name), None)
+    if found is None:
         raise ApiError(404, f"The page has no file {name[:200]!r}.")
-    kind = TYPES.get(found[0].suffix, "text/plain")
-    response = Response(found[0].read_bytes(), mimetype=kind, headers=HEADERS)
+    kind = TYPES.get(found.suffix, "text/plain")
+    response = Response(found.read_bytes(), mimetype=kind, headers=HEADERS)
     response.add_etag()
     return response.make_conditional(request)
 

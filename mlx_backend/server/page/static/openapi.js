@@ -52,11 +52,12 @@ function example(path, method, body) {
 }
 
 function operation(path, method, each) {
-  const answer = each.responses["200"], body = each.requestBody?.content["application/json"].schema, curl = example(path, method, body);
+  const messages = each["x-messages"], answers = messages ? { WebSocket: { schema: messages.answered } } : each.responses["200"].content;
+  const body = messages?.sent || each.requestBody?.content["application/json"].schema, curl = messages ? base().replace("http", "ws") + path : example(path, method, body);
   const draw = () => details.open && details.children.length === 1 && details.append(
     h("h3", {}, t("example")), h("div", { class: "code" }, h("div", { class: "code-head" }, h("span", {}), copyButton(curl)), h("pre", { tabindex: 0 }, curl)),
     ...(body ? [h("h3", {}, t("request")), ...fields(body)] : []),
-    ...Object.entries(answer.content).flatMap(([type, { schema }]) => [h("h3", {}, t(/stream|ndjson/.test(type) ? "streamed" : "answer"), " ", h("span", { class: "muted" }, `${type} · ${typeOf(schema)}`)), ...fields(schema)]));
+    ...Object.entries(answers).flatMap(([type, { schema }]) => [h("h3", {}, t(/stream|ndjson|Web/.test(type) ? "streamed" : "answer"), " ", h("span", { class: "muted" }, `${type} · ${typeOf(schema)}`)), ...fields(schema)]));
   const details = h("details", { class: "operation", id: each.operationId, ontoggle: draw },
     h("summary", {}, h("span", { class: `method ${method}` }, method.toUpperCase()), h("code", {}, path), h("span", { class: "muted" }, each.summary)));
   return details;
