@@ -2,7 +2,7 @@
 
 A tokenizer's patterns come with a model and its texts from clients. One that looks for repetitions of repetitions may
 take hours for a text, or give up with a panic of Rust's, which is no `Exception` and would end the thread. What was
-left goes on by itself; `MAX_LEFT` of these at most, then others are refused. Knows nothing of what is called.
+left goes on by itself; while `MAX_LEFT` of these do, no more are begun. Knows nothing of what is called.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_LEFT = 4
-_MAX_WORDS = 200
+_MAX_CHARACTERS = 200
+"""Of a panic's message, in an answer."""
 
 
 class ForeignCalls:
@@ -63,8 +64,8 @@ def run_here[T](call: Callable[[], T]) -> T:
     except BaseException as panic:
         if type(panic).__name__ != "PanicException":
             raise
-        words = str(panic)[:_MAX_WORDS]
-        raise EngineRefused(f"The model's tokenizer cannot read this text: {words}.") from None
+        message = str(panic)[:_MAX_CHARACTERS]
+        raise EngineRefused(f"The model's tokenizer cannot read this text: {message}.") from None
 
 
 def _resolve[T](future: Future[T], call: Callable[[], T]) -> None:

@@ -5,8 +5,8 @@
                      ├─ LogprobsAligner   log probabilities, held until the text that they belong to is shown
                      └─ FinishedReply     the whole of it, for `on_finished`
 
-A `Reply` is an iterator of events that cancels its generation when it is closed. Knows no
-prompts, no wire format and no HTTP.
+A `Reply` is an iterator of events that cancels its generation when it is closed. Knows no prompts, no wire format and
+no HTTP.
 """
 
 from __future__ import annotations
