@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COMMAND = [sys.executable, "-m", "mlx_backend"]
-# A server has a thread for each request that may wait; many servers at once would have more than some systems allow.
-ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "MLX_BACKEND_MAX_QUEUE": "16"}
+ENVIRONMENT = {
+    **os.environ,
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONUNBUFFERED": "1",
+    # A server has a thread for each request that may wait: many servers would have more than some systems allow.
+    "MLX_BACKEND_MAX_QUEUE": "16",
+    "MLX_BACKEND_PORT": "0",  # the default one may be in use, by a server that somebody works with
+}
 
 
 def endless_completion() -> bytes:
