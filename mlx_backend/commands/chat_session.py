@@ -49,7 +49,7 @@ class ChatSession:
             message, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}
         )
         reasoning, content = "", ""
-        self.failed = message
+        self.images, self.failed = [], message
         screen = Screen()
         try:
             with screen, self.server.stream("/v1/chat/completions", body) as events:
@@ -65,7 +65,7 @@ class ChatSession:
         except KeyboardInterrupt:
             screen.stopped()
             is_whole = False
-        self.images, self.failed = [], None
+        self.failed = None
         said = {"role": "assistant", "content": content} | (
             {"reasoning_content": reasoning} if reasoning else {}
         )

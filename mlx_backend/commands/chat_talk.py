@@ -95,16 +95,27 @@ class Talk:
             hint = did_you_mean(word, self._commands) or "; /? lists what there is."
             raise CommandError(f"There is no {word}{hint}")
         else:
+            self._send(text)
+
+    def _send(self, text: str) -> None:
+        has_images = bool(self._chat.images)
+        try:
             self._chat.send(self._chat.message(text))
+        except CommandError as error:
+            if not has_images:
+                raise
+            raise CommandError(
+                f"{error} What is asked next goes without pictures; /retry sends this again with them."
+            ) from None
 
     # -- what begins with a slash ----------------------------------------------------------------------------
 
     def _effort(self, word: str) -> None:
         if word:
             self._chat.set_effort(word)
-        self._say(
-            f"effort {self._chat.effort or 'as the model has it'} · levels: {self._chat.efforts() or 'none'}"
-        )
+        levels = self._chat.efforts()
+        shown = f"levels: {levels}" if levels else f"{self._chat.model} has no levels"
+        self._say(f"effort {self._chat.effort or 'as the model has it'} · {shown}")
 
     def _model(self, name: str) -> None:
         if not name:
@@ -115,7 +126,8 @@ class Talk:
         with console().status(f"Loading {found} …"):
             self._chat.server.post_to_model(found, "load")
         self._chat.model = found
-        self._say(f"{found} · effort {self._chat.efforts() or 'none'}")
+        efforts = self._chat.efforts()
+        self._say(f"{found} · {f'effort {efforts}' if efforts else 'no levels of effort'}")
 
     def _system(self, text: str) -> None:
         if text:

@@ -109,6 +109,7 @@ def test_of_several_models_one_is_chosen_and_the_talk_goes_on_with_another_that_
     image = Image.new("RGB", (64, 64), "white")
     ImageDraw.Draw(image).ellipse((12, 12, 52, 52), "red")
     image.save(picture)
+    (tmp_path / "torn.png").write_bytes(picture.read_bytes()[:20])
     environment = {
         "XDG_STATE_HOME": str(tmp_path),
         "MLX_BACKEND_MODELS_DIR": str(models),
@@ -125,7 +126,14 @@ def test_of_several_models_one_is_chosen_and_the_talk_goes_on_with_another_that_
         talk.type("/model mlx-demo-visio\r")
         talk.until("mlx-demo-vision?")  # a line that is folded, where the address is long
         talk.type("/model mlx-demo-vision\r")
-        talk.until("mlx-demo-vision · effort")
+        talk.until("mlx-demo-vision · no levels of effort")
+        talk.type("/effort high\r")
+        talk.until("effort high · mlx-demo-vision has no levels")
+        talk.type(f"/image {tmp_path / 'torn.png'}\r")
+        talk.until("1 with the next message")
+        talk.type("What is in this picture?\r")
+        talk.until("/retry sends")
+        talk.until(">>> ")
         talk.type(f"/image '{picture}'\r")
         talk.until("1 with the next message")
         talk.type("What is in this picture?\r")
