@@ -317,7 +317,7 @@ def check_vision() -> Finding:
 
     if is_installed():
         return ok(f"mlx-vlm {version_of('mlx-vlm')}: models that see are shown images")
-    return ok("not installed (docs/images.md); needed for models that see alone")
+    return ok("not installed; only models that see need it (docs/images.md)")
 
 
 def check_variables() -> Finding | None:
