@@ -146,7 +146,7 @@ CLIENTS: Final[Mapping[str, ClientSetup]] = {
         apis="responses",
         tried="tasks, MCP, `apply_patch`, `view_image`, efforts in its picker, compaction, WebSockets",
         seen_before="0.989 to 0.996",
-        about="With `supports_websockets = true` it keeps a connection, and sends only what is new.",
+        about="With `supports_websockets = true` next to `wire_api` it keeps a connection, and sends only what is new.",
         snippets=(
             Snippet(
                 language="toml",
