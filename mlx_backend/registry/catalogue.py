@@ -281,6 +281,8 @@ class Catalogue:
         if spec := listing.folders.get(folder):  # already listed, under a better name
             listing.names.setdefault(name, spec)
         else:
+            if same := listing.names.get(name):
+                self._warn(f"The name {name!r} is already that of {same.source}.", folder)
             spec = replace(self._others, name=name, source=str(folder))
             listing.add(spec)
             listing.folders[folder] = spec

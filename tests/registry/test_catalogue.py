@@ -26,6 +26,17 @@ def test_models_are_found_directly_in_a_folder_or_below_their_owner(root: Path) 
     assert catalogue.find("owner/large") == ModelSpec(name="owner/large", source=str(root / "owner/large"))
 
 
+def test_of_two_folders_of_one_name_the_first_is_served_and_the_log_says_so(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    second = tmp_path / "second" / "small"
+    put_model(second)
+    catalogue = Catalogue([], models_dirs=[root, second.parent])
+    assert catalogue.find("small").source == str(root / "small")
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == f"{second} is left out. The name 'small' is already that of {root / 'small'}."
+
+
 def test_models_that_are_not_configured_get_the_settings_of_the_others(root: Path) -> None:
     others = ModelSpec(name="", source="", ttl=60, defaults=ModelDefaults(top_k=3))
     catalogue = Catalogue([], models_dirs=[root], others=others, allow_download=True)
