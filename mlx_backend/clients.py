@@ -204,8 +204,8 @@ export CLAUDE_CODE_MAX_CONTEXT_TOKENS={{context}} CLAUDE_CODE_MAX_OUTPUT_TOKENS=
                 key_variable=f'"printenv {KEY_VARIABLE}"',
             ),
         ),
-        more="Without the last two it takes a context of 200,000 tokens for granted. Its own instructions and tools "
-        "are 12,000 tokens.",
+        more="Without CLAUDE_CODE_MAX_CONTEXT_TOKENS it takes a context of 200,000 tokens for granted. Its own "
+        "instructions and tools are 12,000 tokens.",
     ),
     "opencode": ClientSetup(
         title="OpenCode",
