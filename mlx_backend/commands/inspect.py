@@ -22,7 +22,7 @@ VIEWS = {
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the three, with their options."""
     parser.description = "Show what the server makes of a text, a request or a history. Reads standard input."
-    views = parser.add_subparsers(metavar="VIEW", required=True)
+    views = parser.add_subparsers(metavar="|".join(VIEWS), required=True)
     for name, (module, summary) in VIEWS.items():
         view = views.add_parser(name, help=summary)
         view.set_defaults(run_view=module.run, refuse=view.error)

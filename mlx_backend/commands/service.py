@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Have the system start the server at login, and again when it ends: by launchd or systemd."
     )
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="install|uninstall|status|logs", required=True)
     # No word begins with its prefix: what `serve` would take is taken as it is, and looked at by a parser of serve's.
     install = actions.add_parser(
         "install",

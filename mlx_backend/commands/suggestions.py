@@ -10,6 +10,11 @@ if TYPE_CHECKING:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question that names what resembles a misspelt name; empty if nothing does."""
-    close = difflib.get_close_matches(name, sorted(known), n=1)
+    """Return a question that names what resembles a misspelt name; empty if nothing does.
+
+    The only name that ends with it comes first: --effort is --reasoning-effort rather than --list-efforts.
+    """
+    names = sorted(known)
+    longer = [each for each in names if each.endswith(f"-{name.lstrip('-')}")]
+    close = longer if len(longer) == 1 else difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {close[0]}?" if close else ""
