@@ -176,9 +176,6 @@ def serving(source: str, *, max_queue: int = 8) -> Iterator[tuple[RunningServer,
 
     The other models of this machine are there too. Raises CommandError.
     """
-    from mlx_backend.server.app import App
-    from mlx_backend.server.wsgi_server import ConnectionLimits, Server
-
     options = {
         "host": "127.0.0.1",
         "port": 0,
@@ -191,6 +188,11 @@ def serving(source: str, *, max_queue: int = 8) -> Iterator[tuple[RunningServer,
         return ChosenOptions.of(argparse.Namespace(model=model, **options))
 
     with logging_to_stderr("warning") as status_line, ExitStack() as stack:
+        if status_line is not None:
+            status_line.show([f"Loading {source} …"])  # first what loads models, which takes seconds itself
+        from mlx_backend.server.app import App
+        from mlx_backend.server.wsgi_server import ConnectionLimits, Server
+
         progress = LoadProgressDisplay(status_line)
         try:
             named = chosen(source)

@@ -118,6 +118,7 @@ def test_of_several_models_one_is_chosen_and_the_talk_goes_on_with_another_that_
     with terminal_process("chat", **environment) as talk:
         assert "second" in talk.until("Which one? [1-4] ")
         talk.type("2\r")
+        talk.until("Loading second …")  # before anything is known of how far it is
         assert "second · effort none low medium* high" in talk.until(">>> ")
         talk.type("/model\r")
         talk.until("second* mlx-demo mlx-demo-vision first")
