@@ -94,7 +94,7 @@ def _one(family: str) -> str:
     try:
         has_refused = compare(folder, family)
     except Exception:
-        return f"{UNTRIED}: its tiny model could not be shown pictures, and why was not found out"
+        return f"{UNTRIED}: the tiny model of this table cannot be shown pictures"
     return f"{ONE}: {'several pictures only of one size' if has_refused else ''}"
 
 

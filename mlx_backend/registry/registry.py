@@ -210,7 +210,9 @@ class MultiModelRegistry:
         called = self._called(name)
         result = self._pool.unload(called.name)
         if result is UnloadResult.PINNED:
-            raise ModelPinned(f"The model {name!r} is pinned, and stays in memory.")
+            raise ModelPinned(
+                f"The model {name!r} stays in memory: the server was started with it, or its settings say `pinned`."
+            )
         return _UNLOAD_MESSAGES[result]
 
     def stop(self) -> None:
