@@ -19,7 +19,6 @@ from drafting import drafting_engine
 from engine_models import MARKERS
 from engine_requests import together
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_backend.device import Device
 from mlx_backend.device.mlx import set_precision
@@ -28,6 +27,7 @@ from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES
+from mlx_backend.engine.mlx.kv_cache import fresh_caches
 from mlx_backend.engine.threaded import Engine
 from mlx_backend.models.engine_options import EngineOptions
 
@@ -55,10 +55,14 @@ class Reply:
 
 
 class Model:
-    """A model, run by mlx-lm and by an engine of ours. `draft` is a folder of another model that drafts for it."""
+    """A model, run by mlx-lm and by an engine of ours with some options.
 
-    def __init__(self, folder: Path, draft: Path | None = None) -> None:
+    `draft` is a folder of another model that drafts for it.
+    """
+
+    def __init__(self, folder: Path, draft: Path | None = None, **options: Any) -> None:
         self.folder = folder
+        self.options = options
         self.draft = draft
         self.network: Any = mlx_lm.load(str(folder))[0]
         set_precision(self.network, folder.name)  # as in the engine: what is compared is not the rounding
@@ -75,7 +79,7 @@ class Model:
     @cached_property
     def engine(self) -> Engine:
         """The engine that checks without options of their own share."""
-        self._batch = MLXBatch(self.folder, EngineOptions(), device=Device(8 << 30))
+        self._batch = MLXBatch(self.folder, EngineOptions(**self.options), device=Device(8 << 30))
         return self._cleanup.enter_context(Engine(self._batch))
 
     def batching(self) -> str:
@@ -91,7 +95,10 @@ class Model:
     def _by_mlx_lm(self, request: GenerationRequest) -> list[int]:
         prompt = tuple(request.prompt)
         if prompt not in self._expected:
-            steps = generate_step(mx.array(prompt), self.network, max_tokens=request.max_tokens)
+            layers = self._fresh_layers()
+            steps = generate_step(
+                mx.array(prompt), self.network, max_tokens=request.max_tokens, prompt_cache=layers
+            )
             tokens = [token for token, _ in steps]
             self._expected[prompt] = tokens[: tokens.index(END) + 1] if END in tokens else tokens
         return self._expected[prompt]
@@ -112,11 +119,14 @@ class Model:
         return bool((gap <= 2 * mx.abs(whole - stepwise).max()).item())
 
     def _last_logits(self, parts: Sequence[Sequence[int]]) -> mx.array:
-        layers = make_prompt_cache(self.network)
+        layers = self._fresh_layers()
         *before, last = (self.network(mx.array([part]), cache=layers) for part in parts)
         mx.eval(before)
         logits: mx.array = last[0, -1].astype(mx.float32)
         return logits
+
+    def _fresh_layers(self) -> list[Any]:
+        return fresh_caches(self.network, EngineOptions(**self.options))
 
 
 def text(seed: int, length: int) -> list[int]:
@@ -175,11 +185,11 @@ def restart(model: Model) -> list[Reply]:
     first = GenerationRequest(prompt=text(1, 60), max_tokens=REPLY, checkpoints=(40,))
     other = replace(first, prompt=[*first.prompt[:40], *text(2, 9)])
     with tempfile.TemporaryDirectory() as folder:
-        with load_engine(model.folder, cache_folder=Path(folder)) as before:
+        with load_engine(model.folder, cache_folder=Path(folder), **model.options) as before:
             found, _ = _replies(before, [first])
         if not any(path.is_file() for path in Path(folder).rglob("*")):
             raise NotStored("its caches cannot be written to disk")
-        with load_engine(model.folder, cache_folder=Path(folder), cache_bytes=0) as after:
+        with load_engine(model.folder, cache_folder=Path(folder), cache_bytes=0, **model.options) as after:
             more, cached = _replies(after, [other])
     if cached != [40]:
         raise AssertionError(f"{cached[0]} tokens came from the disk, not 40")
@@ -211,7 +221,7 @@ CHECKS: dict[str, Check] = {
 
 def _drafted(model: Model, **options: Any) -> list[Reply]:
     asked = [replace(each, prompt=[*text(7, 6), *each.prompt, *text(7, 6)]) for each in requests()]
-    with drafting_engine(model.folder, **options) as engine:
+    with drafting_engine(model.folder, **model.options, **options) as engine:
         return [
             *_paired(model, asked, lambda each: _replies(engine, each)[0]),
             *_paired(model, asked[:MAX_REPLIES], lambda each: together(engine, each)),

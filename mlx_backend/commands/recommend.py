@@ -8,7 +8,7 @@ from mlx_backend.commands.local_models import LocalModels, add_folder_options
 from mlx_backend.commands.terminal import add_json_option, console, print_json, print_table
 from mlx_backend.device.memory import format_bytes, leaves_room_for_caches
 from mlx_backend.models.folders import format_size
-from mlx_backend.models.spec import RECOMMENDED_MODELS
+from mlx_backend.models.spec import CACHE_BYTES, RECOMMENDED_MODELS
 
 if TYPE_CHECKING:
     import argparse
@@ -27,18 +27,25 @@ def run(arguments: argparse.Namespace) -> int:
     fitting = [each.repository for each in RECOMMENDED_MODELS if leaves_room_for_caches(each.weights, room)]
     if arguments.json:
         listed = [
-            {"name": name, "bytes": size, "fits": name in fitting, "downloaded": name in here}
+            {
+                "name": name,
+                "bytes": size,
+                "memory": {str(tokens): size + caches for tokens, caches in CACHE_BYTES[name].items()},
+                "fits": name in fitting,
+                "downloaded": name in here,
+            }
             for name, size in RECOMMENDED_MODELS
         ]
         print_json({"room": room, "models": listed, "best": fitting[-1] if fitting else None})
         return 0
     print_table(
-        ("NAME", "DOWNLOAD", "MEMORY", "FITS", "HERE"),
+        ("NAME", "DOWNLOAD", "MEMORY", "AT 32K", "AT 128K", "FITS", "HERE"),
         [
             (
                 name,
                 format_size(size),
                 format_bytes(size),
+                *(format_bytes(size + caches) for caches in CACHE_BYTES[name].values()),
                 "yes" if name in fitting else "no",
                 "yes" if name in here else "-",
             )

@@ -31,14 +31,19 @@ def run(arguments: argparse.Namespace) -> int:
     models = LocalModels(arguments)
     model = models.find(arguments.model)
     described = model.description
-    memory, drafts = _memory(model) if described.kind == "llm" else ({}, "")
+    memory, drafts = _memory(model) if described.kind == "llm" else ([], "")
     if arguments.json:
         details = {
             "dialect": described.dialect,
             "recognised_by": described.recognised_by,
             "template": _template(model),
             "sampling": dict(described.sampling),
-            "memory": {str(tokens): nbytes for tokens, nbytes in memory.items()},
+            "memory": {str(tokens): needed[None] for tokens, needed in memory},
+            "memory_by_kv_bits": {
+                str(bits): {str(tokens): needed[bits] for tokens, needed in memory}
+                for bits in (memory[0][1] if memory else ())
+                if bits is not None
+            },
             "drafts": drafts,
         }
         print_json(model.as_json(models.room) | details)
@@ -69,11 +74,14 @@ def run(arguments: argparse.Namespace) -> int:
     fields.append(
         ("here", f"{here}: {format_bytes(size)} of the {format_bytes(room)} of memory that weights may take")
     )
-    for tokens, nbytes in memory.items():
-        within = "" if nbytes <= room else "   more than there is"
+    for tokens, needed in memory:
+        within = "" if needed[None] <= room else "   more than there is"
         if described.context_length and tokens > described.context_length:
             within = "   beyond its context"
-        fields.append((f"at {tokens >> 10}k tokens", f"{format_bytes(nbytes)}{within}"))
+        text = format_bytes(needed[None]) + within
+        for bits, nbytes in needed.items():
+            text += f"; {format_bytes(nbytes)} with --kv-bits {bits}" if bits is not None else ""
+        fields.append((f"at {tokens >> 10}k tokens", text))
     print_fields(fields)
     return 0
 
@@ -93,15 +101,15 @@ def _template(model: LocalModel) -> str:
     return f"its own, {len(template):,} characters" if own else "mlx-lm's own for this family"
 
 
-def _memory(model: LocalModel) -> tuple[dict[int, int], str]:
-    """Return the bytes of weights and one sequence's caches, by its tokens, and a sentence on its MTP head.
+def _memory(model: LocalModel) -> tuple[list[tuple[int, dict[int | None, int]]], str]:
+    """Return tokens, each with the bytes of weights and one sequence's caches, and a sentence on its MTP head.
 
-    Both are empty if they cannot be told.
+    The bytes are by the bits of --kv-bits, and None without. Both are empty if they cannot be told.
     """
     from mlx_backend.engine.mlx import memory_by_tokens
 
     try:
         needed, drafts = memory_by_tokens(model.folder)
     except EngineError:
-        return {}, ""
-    return {tokens: needed(tokens) for tokens in CONTEXTS}, drafts
+        return [], ""
+    return [(tokens, {bits: own(tokens) for bits, own in needed.items()}) for tokens in CONTEXTS], drafts

@@ -219,8 +219,8 @@ class EngineOptions:
         Setting(
             of_one_model=True,
             kind=one_of_numbers(2, 3, 4, 5, 6, 8),
-            help="quantise the KV caches to this many bits, where the model allows it; "
-            "replies are then decoded one after the other in each step, not batched",
+            help="quantise the KV caches to this many bits: those of layers that attend to everything; sliding windows "
+            "and states stay as they are",
             group="memory and speed",
             default="not quantised",
         ),

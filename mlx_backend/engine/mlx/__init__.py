@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def memory_by_tokens(folder: Path) -> tuple[Callable[[int], int], str]:
+def memory_by_tokens(folder: Path) -> tuple[dict[int | None, Callable[[int], int]], str]:
     """Return the bytes that the model in a folder takes with one sequence's caches, by its tokens. Raises EngineError.
 
-    The other is a sentence on its MTP head, if it is said to have one. Reads no weights. Where there is a GPU, MLX is
-    asked for nothing but shapes.
+    They are by the bits of `--kv-bits`, and None without. The other is a sentence on its MTP head, if it is said to
+    have one. Reads no weights. Where there is a GPU, MLX is asked for nothing but shapes.
     """
     with importing_mlx("off"):
         from mlx_backend.engine.mlx import runtime

@@ -37,10 +37,11 @@ from mlx.utils import tree_flatten
 
 from mlx_backend.device.mlx import prepares_for_lengths
 from mlx_backend.engine.mlx.arrays import as_ints, coarsest_dtype
-from mlx_backend.engine.mlx.kv_cache import alias, can_merge, can_rewind, merged, select_rows
+from mlx_backend.engine.mlx.batch_caches import BatchCaches
+from mlx_backend.engine.mlx.kv_cache import alias, can_merge, can_rewind, kind_of
 from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_packing
 from mlx_backend.engine.mlx.mtp import DRAFTING, head_of, problem_of
-from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, token_ids
+from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, run_rows, token_ids
 from mlx_backend.engine.mlx.rewinding import RewindPoint, can_take_back, has_to_replay
 from mlx_backend.engine.mlx.speculative import draft_layers
 from mlx_backend.errors import EngineError
@@ -53,8 +54,8 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.loading import DraftNetwork, Networks
     from mlx_backend.models.engine_options import EngineOptions
 
-    # The next token of each row ([rows, 1]) and a batch's caches; returns the logits after them ([rows, vocabulary]).
-    type Step = Callable[[mx.array, LayerCaches], mx.array]
+    # The next token of each row and the rows' caches; returns the logits after them ([rows, vocabulary]).
+    type Step = Callable[[Sequence[int], BatchCaches], mx.array]
 
 log = logging.getLogger(__name__)
 
@@ -123,13 +124,14 @@ class _Reference:
 
 
 class BatchTrial:
-    """Tries one network. `make_caches` makes empty caches."""
+    """Tries one network. `make_caches` makes empty caches; rows keep their own where these cannot be merged."""
 
     def __init__(self, network: Any, make_caches: Callable[[], LayerCaches]) -> None:
         # The largest of all rows that were compared, each with the text that suits it best.
         self.difference = 0.0
         self._network = network
         self._make_caches = make_caches
+        self._merges = all(map(can_merge, make_caches()))
         self._max_difference = MAX_DIFFERENCE[coarsest_dtype(network)]
         self._references: list[list[_Reference]] = []  # of each attempt
         # Of each row of the last attempt: sequences at once, and by how much it is off.
@@ -250,8 +252,8 @@ class BatchTrial:
         prompts = [Segment(each.text, own) for each, own in zip(alone, layers, strict=True)]
         packed = run_packed(self._network, prompts[:2])
         self._compare(packed, [*one.logits, *other.logits], 2)
-        replies = Segment(token_ids([[one.first], [other.first]]), merged(layers[:2]))
-        packed = run_packed(self._network, [replies, prompts[2]])
+        replies = self._batch(layers[:2]).segments(token_ids([[one.first, other.first]])[0])
+        packed = run_packed(self._network, [*replies, prompts[2]])
         self._compare(packed, [one.after_first, other.after_first, *late.logits], 3)
         own = [Segment(token_ids([[each.first]]), _copies(each.layers)) for each in alone[:2]]
         self._compare(run_packed(self._network, own), [one.after_first, other.after_first], 2)
@@ -264,27 +266,36 @@ class BatchTrial:
     def _run_together(self, alone: Sequence[_Reference], step: Step) -> None:
         """Run two texts, let a third join them and the first two leave; then as many rows as may matter."""
         one, other, late = alone
-        layers = _merge([one, other])
-        logits = step(token_ids([[one.first], [other.first]]), layers)
+        caches = self._batch([_copies(each.layers) for each in (one, other)])
+        logits = step([one.first, other.first], caches)
         self._compare(logits, [one.after_first, other.after_first], 2)
-        for layer, joining in zip(layers, _merge([late]), strict=True):
-            layer.extend(joining)
-        logits = step(token_ids([[one.second], [other.second], [late.first]]), layers)
+        caches.add([_copies(late.layers)])
+        caches.merge([0] * 3)
+        logits = step([one.second, other.second, late.first], caches)
         self._compare(logits, [one.after_second, other.after_second, late.after_first], 3)
-        layers = select_rows([1], select_rows([1, 2], layers))
-        logits = self._network(token_ids([[late.second]]), cache=layers)[:, -1]
+        caches.keep([1, 2])
+        caches.keep([1])
+        logits = self._network(token_ids([[late.second]]), cache=caches.extract(0))[:, -1]
         self._compare(logits, [late.after_second], 3)
         for count in sorted({*ROW_COUNTS, *_head_counts(one.layers)}):
             rows = list(islice(cycle(alone), count))
-            logits = step(token_ids([[each.first] for each in rows]), _merge(rows))
-            self._compare(logits, [each.after_first for each in rows], count)
+            caches = self._batch([_copies(each.layers) for each in rows])
+            self._compare(
+                step([each.first for each in rows], caches), [each.after_first for each in rows], count
+            )
 
-    def _step_rows(self, tokens: mx.array, layers: LayerCaches) -> mx.array:
-        logits: mx.array = self._network(tokens, cache=layers)
-        return logits[:, -1]
+    def _batch(self, layers: Sequence[LayerCaches]) -> BatchCaches:
+        caches = BatchCaches(max_merged_length=None if self._merges else -1)
+        caches.add(layers)
+        caches.merge([0] * len(layers))
+        return caches
 
-    def _step_packed(self, tokens: mx.array, layers: LayerCaches) -> mx.array:
-        return run_packed(self._network, [Segment(tokens, layers)])
+    def _step_rows(self, tokens: Sequence[int], caches: BatchCaches) -> mx.array:
+        [segment] = caches.segments(token_ids([tokens])[0])
+        return run_rows(self._network, segment)
+
+    def _step_packed(self, tokens: Sequence[int], caches: BatchCaches) -> mx.array:
+        return run_packed(self._network, caches.segments(token_ids([tokens])[0]))
 
     def _compare(self, found: mx.array, expected: Sequence[mx.array], sequences: int) -> None:
         """Note by how much each row of logits ([rows, vocabulary]) is not what is expected."""
@@ -297,15 +308,16 @@ class Abilities:
 
     `can_rewind` says whether the caches can take back all tokens of a step but the first, and `can_pack` whether
     prompts and replies can run together without padding (packed_forward.py); with `packs_replies` replies are run so
-    without prompts, too. `unbatched` says why replies cannot be decoded together; it is empty if they can. `can_draft`
-    says whether replies can get drafts, `drafts` for people what a model's MTP head does or why there is none, and
-    `can_pack_drafts` whether the draft model drafts for several at once. With `replays_drafts` the right tokens before
-    a wrong draft have to run again (rewinding.py).
+    without prompts, too, and without `merges` on caches of their own. `unbatched` says why replies cannot be decoded
+    together; it is empty if they can. `can_draft` says whether replies can get drafts, `drafts` for people what a
+    model's MTP head does or why there is none, and `can_pack_drafts` whether the draft model drafts for several at
+    once. With `replays_drafts` the right tokens before a wrong draft have to run again (rewinding.py).
     """
 
     can_rewind: bool
     can_pack: bool
     packs_replies: bool
+    merges: bool
     unbatched: str
     can_draft: bool
     drafts: str
@@ -346,6 +358,7 @@ def try_networks(networks: Networks, ranks: MLXRanks | None) -> Abilities:
         can_rewind=all(map(can_rewind, layers)),
         can_pack=can_pack,
         packs_replies=packs_replies and can_pack,
+        merges=all(map(can_merge, layers)),
         unbatched=unbatched,
         can_draft=can_draft,
         drafts=drafts,
@@ -358,15 +371,9 @@ def _try_together(
     trials: Sequence[BatchTrial], layers: LayerCaches, options: EngineOptions, always_packs: bool
 ) -> tuple[bool, bool, str]:
     """Try packed runs and batches; return what `Abilities` has as `can_pack`, `packs_replies` and `unbatched`."""
-    if other := sorted({type(layer).__name__ for layer in layers if not can_merge(layer)}):
-        given = {"--kv-bits": options.kv_bits, "--max-kv-size": options.max_kv_size}
-        option = next((name for name, value in given.items() if value is not None), None)
-        reason = "" if option is None else f" (it has them because of {option})"
-        return False, False, f"its {', '.join(other)} cannot be merged{reason}"
-    if not trials:
-        return False, False, ""
-    if options.packing and all(map(can_rewind, layers)):
-        for packs_replies in (True,) if always_packs else (False, True):
+    unmerged = sorted({kind_of(layer) for layer in layers if not can_merge(layer)})
+    if trials and options.packing and all(map(can_rewind, layers)):
+        for packs_replies in (True,) if always_packs or unmerged else (False, True):
             try:
                 for trial in trials:
                     trial.try_packing(packs_replies=packs_replies, many_tokens=prepares_for_lengths())
@@ -374,6 +381,11 @@ def _try_together(
                 log.debug("Prompts and replies cannot be packed: %s.", error)
             else:
                 return True, packs_replies, ""
+    if unmerged:
+        given = {"--kv-bits": options.kv_bits, "--max-kv-size": options.max_kv_size}
+        option = next((name for name, value in given.items() if value is not None), None)
+        reason = "" if option is None else f" (it has them because of {option})"
+        return False, False, f"its {', '.join(unmerged)} cannot be merged{reason}"
     try:
         for trial in trials:
             trial.try_batching()
@@ -503,10 +515,6 @@ def _first_line(error: BaseException | None) -> str:
 
 def _copies(layers: LayerCaches) -> LayerCaches:
     return [alias(layer) for layer in layers]
-
-
-def _merge(texts: Sequence[_Reference]) -> LayerCaches:
-    return merged([_copies(each.layers) for each in texts])
 
 
 def _head_counts(layers: LayerCaches) -> set[int]:

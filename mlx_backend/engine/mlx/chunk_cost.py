@@ -125,8 +125,9 @@ class WorkingMemory:
 class ChunkCost:
     """What a chunk takes: as long as `overhead` tokens more than it has, of which `rate` are done in a second.
 
-    It needs `memory`, and from `many_rows_from` tokens on `many_rows_bytes` more, for layers that use their
-    implementation for many rows (layers/many_rows.py). All of that may be measured again later (tuning.py).
+    It needs `memory`, `context_bytes` for each token up to its end, and from `many_rows_from` tokens on
+    `many_rows_bytes` more, for layers that use their implementation for many rows (layers/many_rows.py). All but the
+    second may be measured again later (tuning.py).
     """
 
     rate: float
@@ -134,6 +135,7 @@ class ChunkCost:
     overhead: float = RUN_OVERHEAD
     many_rows_from: int = 0
     many_rows_bytes: int = 0
+    context_bytes: int = 0
 
     def work(self, tokens: int) -> float:
         """Return the cost of a chunk of `tokens`, in units of which `rate` are done in a second."""
@@ -141,4 +143,5 @@ class ChunkCost:
 
     def working_bytes(self, tokens: int, context: int) -> int:
         """Return the bytes for a chunk of `tokens` that ends at position `context`."""
-        return self.memory(tokens, context) + (self.many_rows_bytes if tokens >= self.many_rows_from else 0)
+        many_rows = self.many_rows_bytes if tokens >= self.many_rows_from else 0
+        return self.memory(tokens, context) + self.context_bytes * context + many_rows

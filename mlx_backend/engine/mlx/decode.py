@@ -52,7 +52,8 @@ class Decoder:
     """The sequences of one network, that of `adapter`.
 
     `can_pack` says whether the network can be run packed, `packs_replies` whether replies are that could run as the
-    rows of a batch. `agree` replaces the sampled tokens by those that all processes that share the model use.
+    rows of a batch, and `merges` whether there are such: without it all run on caches of their own. `agree` replaces
+    the sampled tokens by those that all processes that share the model use.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Decoder:
         adapter: str = "",
         can_pack: bool = False,
         packs_replies: bool = False,
+        merges: bool = True,
         drafting: Drafting | None = None,
         agree: Callable[[mx.array], mx.array] | None = None,
     ) -> None:
@@ -70,6 +72,7 @@ class Decoder:
         self._network = network
         self._can_pack = can_pack
         self._packs_replies = packs_replies
+        self._merges = merges
         self._drafting = drafting
         self._agree = agree
         self._caches = self._make_caches()
@@ -228,6 +231,8 @@ class Decoder:
         return segments
 
     def _make_caches(self) -> BatchCaches:
+        if not self._merges:
+            return BatchCaches(max_merged_length=0)
         return BatchCaches(max_merged_length=MAX_MERGED_LENGTH if self._can_pack else None)
 
     def _unconstrained_tokens(self, sequence: DecodingSequence) -> int:

@@ -16,13 +16,13 @@ from mlx_lm.models.cache import (
     BatchRotatingKVCache,
     CacheList,
     KVCache,
-    QuantizedKVCache,
     RotatingKVCache,
     make_prompt_cache,
 )
 
 from mlx_backend.engine.mlx.mlx_lm_patches import (
     GrowingKVCache,
+    Quantization,
     RewindableRotatingKVCache,
     SharedArrays,
     holds_every_token,
@@ -55,7 +55,10 @@ FIRST_TOKENS_KEPT = 4
 
 
 def fresh_caches(network: Any, options: EngineOptions) -> LayerCaches:
-    """Return a network's empty caches. Raises EngineError where it has none of the kind that is asked for."""
+    """Return a network's empty caches. Raises EngineError where it has none of the kind that is asked for.
+
+    Quantised are those that hold all tokens; windows and states are short, and stay as they are.
+    """
     layers: LayerCaches = make_prompt_cache(network)
     other = ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) is not KVCache}))
     if options.kv_bits is not None and options.max_kv_size is not None:
@@ -72,9 +75,23 @@ def fresh_caches(network: Any, options: EngineOptions) -> LayerCaches:
         return [RotatingKVCache(options.max_kv_size, keep=FIRST_TOKENS_KEPT) for _ in layers]
     if options.kv_bits is None:
         return list(map(GrowingKVCache.of, layers))
-    if other:
+    if not any(type(layer) is KVCache for layer in layers):
         raise EngineError(f"--kv-bits is not possible with this model: its {other} cannot be quantised.")
-    return [layer.to_quantized(group_size=options.kv_group_size, bits=options.kv_bits) for layer in layers]
+    quantization = Quantization(options.kv_group_size, options.kv_bits)
+    return [
+        GrowingKVCache(SharedArrays((), quantization)) if type(layer) is KVCache else layer
+        for layer in layers
+    ]
+
+
+def is_quantized(layer: Any) -> bool:
+    """Whether a cache holds quantised keys and values."""
+    return isinstance(layer, GrowingKVCache) and layer.is_quantized
+
+
+def kind_of(layer: Any) -> str:
+    """Return what a cache is called in messages."""
+    return "quantised KVCache" if is_quantized(layer) else type(layer).__name__
 
 
 def run_first(network: Any, tokens: mx.array, layers: LayerCaches, options: EngineOptions) -> None:
@@ -109,7 +126,7 @@ def _refusal(options: EngineOptions, error: Exception, own: LayerCaches) -> str:
             f"{text}, because the sizes of its keys and values ({', '.join(map(str, sorted(sizes)))}) are not "
             f"multiples of that. {advice} the server without --kv-bits."
         )
-    return f"{text}, because its attention reads only plain ones. Start the server without it."
+    return f"{text} ({error}). Start the server without it."
 
 
 def as_bytes(tokens: Sequence[int] | bytes) -> bytes:
@@ -178,14 +195,14 @@ def _extract(layer: Any, row: int) -> Any:
 
 def can_merge(layer: Any) -> bool:
     """Whether caches of this kind can be merged into a batch's."""
-    return hasattr(layer, "merge") and not getattr(layer, "keep", 0)
+    return hasattr(layer, "merge") and not getattr(layer, "keep", 0) and not is_quantized(layer)
 
 
 def can_rewind(layer: Any) -> bool:
     """Whether the tokens of a step can be taken back from a cache, all but the first."""
     if isinstance(layer, RotatingKVCache):
         return not layer.keep
-    return type(layer) in (KVCache, GrowingKVCache, QuantizedKVCache)
+    return type(layer) in (KVCache, GrowingKVCache)
 
 
 def rewind(layers: LayerCaches, count: int) -> None:
@@ -205,7 +222,7 @@ def rewind_copies(layers: LayerCaches, count: int) -> LayerCaches:
 
 
 def compact_copies(layers: LayerCaches) -> LayerCaches:
-    """Return copies that hold what a prefix needs and little else."""
+    """Return copies that hold what a prefix needs and little else, of kinds that mlx-lm reads from files."""
     return [_compact(alias(layer)) for layer in layers]
 
 
@@ -240,6 +257,10 @@ def _compact(layer: Any) -> Any:
             layer.caches = tuple(_compact(each) for each in layer.caches)
         case ArraysCache():  # whose arrays may be slices of a batch's
             layer.cache = [mx.contiguous(each) if each is not None else None for each in layer.cache]
+        case GrowingKVCache():
+            if layer.arrays.room > MAX_SLACK * layer.offset:
+                layer.arrays = layer.arrays.part(0, layer.offset).own_memory()
+            return layer.to_file()
         case KVCache() if layer.keys is not None and layer.keys.shape[2] > MAX_SLACK * layer.offset:
             keep_slice(layer, slice(layer.offset))
         case RotatingKVCache(keep=0) if layer.keys is not None and is_in_order(layer):

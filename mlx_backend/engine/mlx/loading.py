@@ -190,8 +190,8 @@ def _find_head(network: Any, folder: Path, options: EngineOptions) -> FoundHead:
         return FoundHead()
     if options.draft_model is None:
         found = own_head(network, folder)
-        if found.head is not None and (options.kv_bits or options.max_kv_size):
-            return FoundHead(reason="The model's MTP head is not used with --kv-bits or --max-kv-size.")
+        if found.head is not None and options.max_kv_size:
+            return FoundHead(reason="The model's MTP head is not used with --max-kv-size.")
         return found
     named, _ = find_folder(options.draft_model, allow_download=options.allow_download)
     if not is_mtp_head(model_files.read_json_or_empty(named / "config.json")):

@@ -43,6 +43,13 @@ so that an upgrade is a decision and not an accident.
    tokens after a long context would copy that twice. Here both the cache that appends and the stored prefixes refer
    to one object that holds the arrays, so that appending writes in place; and room grows with the length.
 
+9. Quantised keys and values (`SharedArrays` with a `quantization`, `DequantizedArray`, `_attend`). mlx-lm's
+   `QuantizedKVCache` gives attention tuples, which only its own function for them reads: not one with sinks (gpt-oss),
+   nor layers that compute attention by themselves (MLA). And for a prompt's chunk that function holds a number for each
+   pair of tokens, in every head. Here the cache gives arrays, dequantised when they are computed, so that every network
+   runs on it as on any other and prompts take MLX's fused attention; for a few tokens, as of a reply, attention reads
+   what is held as it is. Files hold mlx-lm's own kind.
+
 One more thing rests on mlx-lm's sources and is in `KNOWN_SOURCES` too: how the cache classes behave. All their state is
 in instance attributes, `merge`, `extract`, `filter` and `extend` make batches and take them apart, and
 `save_prompt_cache` lays files out in a certain way.
@@ -58,12 +65,18 @@ import inspect
 import sys
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import mlx.core as mx
 from mlx import nn
 from mlx_lm.models import base, rope_utils
-from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, KVCache, RotatingKVCache
+from mlx_lm.models.cache import (
+    BatchKVCache,
+    BatchRotatingKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -263,7 +276,8 @@ def _attend_singly(
 ) -> mx.array:
     """Compute the attention of each of a few tokens by itself, where each sees all keys up to its own."""
     length = queries.shape[2]
-    if not 1 < length <= MAX_SINGLE_QUERIES or not isinstance(mask, str) or not isinstance(keys, mx.array):
+    is_planned = type(keys) is mx.array  # quantised ones are read as they are
+    if not 1 < length <= MAX_SINGLE_QUERIES or not isinstance(mask, str) or not is_planned:
         return compute(queries, keys, values, cache, mask)
     ends = range(keys.shape[2] - length + 1, keys.shape[2] + 1)
     singles = zip(mx.split(queries, length, axis=2), ends, strict=True)
@@ -349,11 +363,9 @@ def _attention(
     mask: Any,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    attend = base.scaled_dot_product_attention
     if isinstance(cache, PackedLayer):
-        return cache.attend(attend, queries, keys, values, scale, mask, sinks)
-    attended: mx.array = attend(queries, keys, values, cache, scale, mask, sinks)
-    return attended
+        return cache.attend(_attend, queries, keys, values, scale, mask, sinks)
+    return _attend(queries, keys, values, cache, scale, mask, sinks)
 
 
 # -- 2. rewinding a sliding window ------------------------------------------------------------------------------
@@ -463,7 +475,7 @@ class MergedKVCache(BatchKVCache):  # type: ignore[misc]  # mlx-lm has no types
         """Return a row's cache, of the model's own kind."""
         if self.keys is None:
             return GrowingKVCache()
-        arrays = SharedArrays(*_row(self, idx, self._paddings[idx], self._idx))
+        arrays = SharedArrays(_row(self, idx, self._paddings[idx], self._idx))
         return GrowingKVCache(arrays, self._idx - self._paddings[idx])
 
 
@@ -561,56 +573,109 @@ def allocated_tokens(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
+class Quantization(NamedTuple):
+    """How keys and values are quantised, by the names that MLX's functions take."""
+
+    group_size: int
+    bits: int
+
+
 class SharedArrays:
-    """One layer's keys and values, which one cache appends to while stored prefixes refer to their first tokens."""
+    """One layer's keys and values, which one cache appends to while stored prefixes refer to their first tokens.
 
-    __slots__ = ("keys", "values")
+    `arrays` are the two; with a `quantization` they are the codes, scales and biases of the keys, and of the values.
+    """
 
-    def __init__(self, keys: Any = None, values: Any = None) -> None:
-        self.keys = keys
-        self.values = values
+    __slots__ = ("arrays", "quantization")
+
+    def __init__(self, arrays: Iterable[mx.array] = (), quantization: Quantization | None = None) -> None:
+        self.arrays = list(arrays)
+        self.quantization = quantization
+
+    @property
+    def keys(self) -> Any:
+        """The keys, as they are held; None if nothing is."""
+        return self._half(self.arrays[: len(self.arrays) // 2])
+
+    @property
+    def values(self) -> Any:
+        """The values, as they are held; None if nothing is."""
+        return self._half(self.arrays[len(self.arrays) // 2 :])
 
     @property
     def nbytes(self) -> int:
-        """The bytes of both, room for more tokens included."""
-        return 0 if self.keys is None else int(self.keys.nbytes + self.values.nbytes)
+        """The bytes of all, room for more tokens included."""
+        return sum(each.nbytes for each in self.arrays)
 
     @property
     def room(self) -> int:
         """For how many tokens there is room."""
-        return 0 if self.keys is None else int(self.keys.shape[2])
+        return self.arrays[0].shape[2] if self.arrays else 0
 
     def copy(self) -> SharedArrays:
         """Return arrays with the same contents, which are copied when either is written to."""
-        return SharedArrays(copy.copy(self.keys), copy.copy(self.values))
+        return SharedArrays(map(copy.copy, self.arrays), self.quantization)
 
     def part(self, start: int, end: int) -> SharedArrays:
         """Return those of some tokens as slices: of what is here now, whatever is written later."""
-        return SharedArrays(self.keys[..., start:end, :], self.values[..., start:end, :])
+        return SharedArrays((each[..., start:end, :] for each in self.arrays), self.quantization)
+
+    def own_memory(self) -> SharedArrays:
+        """Have slices hold only what they show."""
+        self.arrays = [mx.contiguous(each) for each in self.arrays]
+        return self
 
     def beginning(self, tokens: int) -> SharedArrays:
         """Return copies of those of the first tokens, with room for more."""
-        own, part = SharedArrays(), self.part(0, tokens)
-        own.write(0, part.keys, part.values)
+        own = SharedArrays((), self.quantization)
+        own.write(0, self.part(0, tokens))
         return own
 
-    def write(self, start: int, keys: mx.array, values: mx.array) -> None:
+    def followed_by(self, others: SharedArrays) -> SharedArrays:
+        """Return copies of these and of those of the tokens after them."""
+        pairs = zip(self.arrays, others.arrays, strict=True)
+        return SharedArrays((mx.concatenate([*pair], axis=2) for pair in pairs), self.quantization)
+
+    def of(self, keys: mx.array, values: mx.array) -> SharedArrays:
+        """Return keys and values as they would be held here."""
+        if self.quantization is None:
+            return SharedArrays((keys, values))
+        codes = (*mx.quantize(keys, *self.quantization), *mx.quantize(values, *self.quantization))
+        return SharedArrays(codes, self.quantization)
+
+    def write(self, start: int, added: SharedArrays) -> None:
         """Write the keys and values of tokens from position `start`: in place, if nothing refers to the arrays."""
-        end = start + keys.shape[2]
+        end = start + added.room
         if end > self.room:
             more = allocated_tokens(end) - self.room
-            self.keys, self.values = (
-                _lengthened(self.keys, keys, more),
-                _lengthened(self.values, values, more),
-            )
-        self.keys[..., start:end, :] = keys
-        self.values[..., start:end, :] = values
+            room = [_zeros(each, more) for each in added.arrays]
+            held = zip(self.arrays, room, strict=True)
+            self.arrays = [mx.concatenate([*each], axis=2) for each in held] if self.arrays else room
+        for each, new in zip(self.arrays, added.arrays, strict=True):
+            each[..., start:end, :] = new
+
+    def fetched(self, tokens: int) -> tuple[mx.array, mx.array]:
+        """Return the keys and values of the first tokens, as a network reads them."""
+        held = self if tokens == self.room else self.part(0, tokens)
+        if held.quantization is None:
+            return held.keys, held.values
+        return DequantizedArray.of(held.keys, held.quantization), DequantizedArray.of(
+            held.values, held.quantization
+        )
+
+    def _half(self, arrays: Sequence[mx.array]) -> Any:
+        if not arrays:
+            return None
+        return arrays[0] if self.quantization is None else tuple(arrays)
 
 
-def _lengthened(held: mx.array | None, like: mx.array, more: int) -> mx.array:
+def _zeros(like: mx.array, tokens: int) -> mx.array:
     rows, heads, _, size = like.shape
-    zeros = mx.zeros((rows, heads, more, size), like.dtype)
-    return zeros if held is None else mx.concatenate([held, zeros], axis=2)
+    return mx.zeros((rows, heads, tokens, size), like.dtype)
+
+
+def _parts(held: Any) -> Iterable[mx.array]:
+    return [held] if isinstance(held, mx.array) else held
 
 
 class AppendLease:
@@ -618,7 +683,10 @@ class AppendLease:
 
 
 class GrowingKVCache(KVCache):  # type: ignore[misc]  # as above
-    """A cache of all tokens, whose arrays stored prefixes may share, and with room in proportion to its length."""
+    """A cache of all tokens, whose arrays stored prefixes may share, and with room in proportion to its length.
+
+    Whether these are quantised only they know.
+    """
 
     offset: int
 
@@ -632,27 +700,35 @@ class GrowingKVCache(KVCache):  # type: ignore[misc]  # as above
     @classmethod
     def of(cls, layer: Any) -> Any:
         """Return such a cache with the same contents, or the layer itself if it is not one of all tokens."""
+        if type(layer) is QuantizedKVCache:
+            quantization = Quantization(layer.group_size, layer.bits)
+            return cls(SharedArrays((*layer.keys, *layer.values), quantization), layer.offset)
         if type(layer) is not KVCache:
             return layer
-        return cls(SharedArrays(layer.keys, layer.values), layer.offset)
+        return cls(SharedArrays(() if layer.empty() else (layer.keys, layer.values)), layer.offset)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether keys and values are held quantised."""
+        return self.arrays.quantization is not None
 
     @property
     def keys(self) -> Any:
-        """The keys, and room for more."""
+        """The keys as they are held, and room for more."""
         return self.arrays.keys
 
     @keys.setter
-    def keys(self, keys: mx.array | None) -> None:
-        self.arrays = SharedArrays(keys, self.arrays.values)
+    def keys(self, keys: Any) -> None:
+        self.arrays = SharedArrays([*_parts(keys), *_parts(self.values)], self.arrays.quantization)
 
     @property
     def values(self) -> Any:
-        """The values, and room for more."""
+        """The values as they are held, and room for more."""
         return self.arrays.values
 
     @values.setter
-    def values(self, values: mx.array | None) -> None:
-        self.arrays = SharedArrays(self.arrays.keys, values)
+    def values(self, values: Any) -> None:
+        self.arrays = SharedArrays([*_parts(self.keys), *_parts(values)], self.arrays.quantization)
 
     @property
     def nbytes(self) -> int:
@@ -661,13 +737,94 @@ class GrowingKVCache(KVCache):  # type: ignore[misc]  # as above
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
         """Append keys and values; return all."""
-        self.arrays.write(self.offset, keys, values)
-        self.offset += keys.shape[2]
+        self.append(self.arrays.of(keys, values))
         return self.keys_and_values()
+
+    def append(self, added: SharedArrays) -> None:
+        """Append keys and values as they are held."""
+        self.arrays.write(self.offset, added)
+        self.offset += added.room
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """Return all, as a network reads them."""
+        return self.arrays.fetched(self.offset)
+
+    def to_file(self) -> Any:
+        """Return a cache of a kind that mlx-lm reads from a file, with the same contents."""
+        if self.arrays.quantization is None:
+            return self
+        stored = QuantizedKVCache(*self.arrays.quantization)
+        stored.keys, stored.values, stored.offset = self.keys, self.values, self.offset
+        return stored
 
     def reader(self) -> GrowingKVCache:
         """Return a cache on the same arrays, for which nothing is copied and which must not be written to."""
         return GrowingKVCache(self.arrays, self.offset, self.lease)
+
+
+# -- 9. quantised keys and values -------------------------------------------------------------------------------
+
+
+class DequantizedArray(mx.array):
+    """Keys or values that are held as `codes`, scales and biases.
+
+    It is computed only if something reads it, and what is made of it is a plain array.
+    """
+
+    codes: tuple[mx.array, mx.array, mx.array]
+    quantization: Quantization
+
+    @classmethod
+    def of(cls, codes: tuple[mx.array, mx.array, mx.array], quantization: Quantization) -> Self:
+        """Return what the codes stand for."""
+        array = cls(mx.dequantize(*codes, *quantization))
+        array.codes, array.quantization = codes, quantization
+        return array
+
+    def times(self, rows: mx.array, *, transpose: bool) -> mx.array:
+        """Multiply rows with it, as it is held."""
+        return mx.quantized_matmul(rows, *self.codes, transpose=transpose, **self.quantization._asdict())
+
+
+def _attend(
+    queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None
+) -> mx.array:
+    """Compute attention as mlx-lm does, but that of a few tokens on quantised keys and values as they are held."""
+    is_held = isinstance(keys, DequantizedArray) and isinstance(values, DequantizedArray)
+    if is_held and queries.shape[2] <= MAX_SINGLE_QUERIES:
+        return _attend_quantized(queries, keys, values, scale, mask, sinks)
+    attended: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
+    return attended
+
+
+def _attend_quantized(
+    queries: mx.array,
+    keys: DequantizedArray,
+    values: DequantizedArray,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Compute attention with each key-value head's queries as the rows of one matrix."""
+    rows, heads, length, size = queries.shape
+    _, kv_heads, context, _ = keys.shape
+    by_head = (rows, kv_heads, heads // kv_heads, length, context)
+    scores = keys.times((queries * scale).reshape(rows, kv_heads, -1, size), transpose=True).reshape(by_head)
+    if isinstance(mask, str) and length > 1:  # "causal"
+        places = mx.arange(context)
+        mask = places[context - length :, None] >= places
+    if isinstance(mask, mx.array):
+        own = mx.broadcast_to(mask, (rows, heads, length, context)).reshape(by_head)
+        scores = mx.where(own, scores, mx.finfo(scores.dtype).min) if mask.dtype == mx.bool_ else scores + own
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    attended = values.times(weights.reshape(rows, kv_heads, -1, context), transpose=False)
+    attended = attended.reshape(rows, heads, length, -1)
+    if sinks is None:
+        return attended
+    # A sink is one more score, of a key whose value is zero.
+    total = mx.logsumexp(scores.astype(mx.float32), axis=-1).reshape(rows, heads, length, 1)
+    share = mx.sigmoid(total - sinks.astype(mx.float32)[:, None, None])
+    return attended * share.astype(attended.dtype)
 
 
 # -- 6. what mlx-lm's tokenizer wraps ---------------------------------------------------------------------------

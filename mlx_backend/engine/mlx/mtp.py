@@ -31,6 +31,7 @@ from mlx_lm.models.base import create_attention_mask, create_causal_mask
 from mlx_lm.models.cache import ArraysCache, KVCache
 from mlx_lm.utils import infer_quant_config
 
+from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache
 from mlx_backend.engine.mlx.sampling import choose
 from mlx_backend.errors import EngineError, first_line
 from mlx_backend.models.files import read_json_or_empty
@@ -295,7 +296,8 @@ def _with_head(kind: Any) -> Any:
     def make_cache(self: Any) -> LayerCaches:
         layers = kind.make_cache(self) if hasattr(kind, "make_cache") else [KVCache() for _ in self.layers]
         has_states = any(isinstance(layer, ArraysCache) for layer in layers)
-        return [*layers, KVCache(), ArraysCache(1) if has_states else KVCache()]
+        # Those of hidden vectors are not quantised: a decoding step reads the last ones only.
+        return [*layers, KVCache(), ArraysCache(1) if has_states else GrowingKVCache()]
 
     return type(
         kind.__name__, (kind,), {"__call__": call, "make_cache": make_cache, "__module__": kind.__module__}

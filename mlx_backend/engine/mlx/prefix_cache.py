@@ -375,9 +375,9 @@ class PrefixCache:
             if any(each.room > slack * needed for each in trunk.arrays.values()):
                 parts = {at: each.part(0, needed) for at, each in trunk.arrays.items()}
                 own_memory(parts)
-                mx.eval([[part.keys, part.values] for part in parts.values()])
+                mx.eval([part.arrays for part in parts.values()])
                 for at, part in parts.items():
-                    trunk.arrays[at].keys, trunk.arrays[at].values = part.keys, part.values
+                    trunk.arrays[at].arrays = part.arrays
         except Exception as error:
             # As text: an exception holds on to all that its frames do.
             log.warning("%d cached prefixes could not be copied: %s", len(trunk.prefixes), repr(error))
@@ -420,8 +420,7 @@ class PrefixCache:
         for at, arrays in trunk.arrays.items():
             layer = GrowingKVCache(arrays if is_taken else arrays.beginning(start), start, lease)
             if length > start:
-                tail = entry.tails[at].part(0, length - start)
-                layer.update_and_fetch(tail.keys, tail.values)
+                layer.append(entry.tails[at].part(0, length - start))
             layers[at] = layer
         if is_taken:
             self._hold(trunk, lease)
@@ -441,7 +440,7 @@ class PrefixCache:
         if sum(each.in_trunk - start for each in beyond) > (MAX_SLACK - 1) * start:
             return False
         tails = [_tails_from(each, start) for each in beyond]
-        mx.eval([[part.keys, part.values] for parts in tails for part in parts.values()])
+        mx.eval([part.arrays for parts in tails for part in parts.values()])
         for each, parts in zip(beyond, tails, strict=True):
             self._set_tails(each, start, parts)
         trunk.tokens = trunk.tokens[: start * TOKEN_BYTES]
@@ -462,17 +461,13 @@ def _tails_from(entry: _CachedPrefix, start: int) -> dict[int, SharedArrays]:
     """Return copies of what an entry has after `start`, which is in its trunk."""
     parts = {at: arrays.part(start, entry.in_trunk) for at, arrays in entry.trunk.arrays.items()}
     for at, tail in entry.tails.items():
-        part = parts[at]
-        part.keys = mx.concatenate([part.keys, tail.keys], axis=2)
-        part.values = mx.concatenate([part.values, tail.values], axis=2)
+        parts[at] = parts[at].followed_by(tail)
     return own_memory(parts)
 
 
 def own_memory(parts: dict[int, SharedArrays]) -> dict[int, SharedArrays]:
     """Have slices hold only what they show."""
-    for part in parts.values():
-        part.keys, part.values = mx.contiguous(part.keys), mx.contiguous(part.values)
-    return parts
+    return {at: part.own_memory() for at, part in parts.items()}
 
 
 FEATURES_SHARE = 0.125

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 
 from mlx_backend.engine.mlx.kv_cache import alias, can_rewind, rewind
 from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache
@@ -71,7 +71,7 @@ def _is_trimmable(layer: Any) -> bool:
     """Whether all tokens of a run can be trimmed, including the first."""
     if isinstance(layer, CacheList):
         return all(_is_trimmable(each) for each in layer.caches)
-    return type(layer) in (KVCache, GrowingKVCache, QuantizedKVCache)
+    return type(layer) in (KVCache, GrowingKVCache)
 
 
 def _held(layer: Any) -> LayerCaches:

@@ -32,7 +32,7 @@ from mlx_backend.engine.mlx.arrays import coarsest_dtype
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH
 from mlx_backend.engine.mlx.batch_trial import try_networks
 from mlx_backend.engine.mlx.chunk_cost import CacheCost
-from mlx_backend.engine.mlx.kv_cache import fresh_caches, run_first
+from mlx_backend.engine.mlx.kv_cache import fresh_caches, is_quantized, kind_of, run_first
 from mlx_backend.engine.mlx.loading import load_networks
 from mlx_backend.engine.mlx.mtp import DRAFTING, attach, head_of, own_head
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache, PrefixStore
@@ -75,6 +75,8 @@ No run before has this length, for which a network that is compiled would not ca
 """
 MEASURED_SHARE = 1 / 8
 """Share of the room that a chunk may take whose memory is measured."""
+SHOWN_KV_BITS = (8, 4)
+"""Bits of `--kv-bits` for which people are shown the memory that caches take."""
 MIN_COMFORTABLE_TOKENS = 4096
 """Length of a conversation; a model that leaves memory for fewer tokens is warned about."""
 
@@ -144,7 +146,7 @@ def load_runtime(
         if kernels is not None:
             cleanup.callback(kernels.close)
         try:
-            cost = _first_run(networks)
+            cost, dequantized_bytes = _first_run(networks)
             on_progress(0.97)
             abilities = try_networks(networks, ranks)
             on_progress(0.98)
@@ -173,6 +175,7 @@ def load_runtime(
         warm_up = _warm_up(networks, ranks, int(reservation.room * MEASURED_SHARE))
         with device.lock:  # MLX counts the memory of all models together
             chunk_cost = warm_up.measure()
+            chunk_cost.context_bytes = dequantized_bytes
             if kernels is None:  # else Tuning does the rest, once they are compiled
                 warm_up.measure_memory(chunk_cost)
             many_rows = many_rows_layers(networks) if kernels is None and ranks is None else None
@@ -252,10 +255,23 @@ def many_rows_layers(
     return many_rows
 
 
-def _first_run(networks: Networks) -> CacheCost:
-    """Run the networks once, which compiles their kernels; return what the caches of one reply cost."""
+def _first_run(networks: Networks) -> tuple[CacheCost, int]:
+    """Run the networks once, which compiles their kernels.
+
+    Returns what the caches of one reply cost, and the bytes of a token in the largest layer that attention dequantises.
+    """
     tokens, layers = mx.zeros((1, WARM_UP_TOKENS), mx.uint32), networks.fresh_layers()
     run_first(networks.model.network, tokens, layers, networks.options)
+    quantized = [layer for layer in layers if is_quantized(layer)]
+    if quantized:
+        own = [kind_of(layer) for layer in layers if layer not in quantized]
+        log.info(
+            "The KV caches of %d of %d layers are quantised to %d bits%s.",
+            len(quantized),
+            len(layers),
+            networks.options.kv_bits,
+            f"; {', '.join(sorted(set(own)))} stay as they are" if own else "",
+        )
     if networks.draft is not None or networks.options.draft_from_text or head_of(networks.model.network):
         layers = [*layers, *held_layers(layers)]
     if networks.draft is not None:  # each reply has caches of the draft network too
@@ -264,28 +280,47 @@ def _first_run(networks: Networks) -> CacheCost:
         layers = [*layers, *drafts, *held_layers(drafts)]
     mx.eval([layer.state for layer in layers])
     mx.clear_cache()
-    return CacheCost.of(layers, WARM_UP_TOKENS)
+    dequantized = [sum(each.nbytes for each in layer.keys_and_values()) for layer in quantized]
+    return CacheCost.of(layers, WARM_UP_TOKENS), max(dequantized, default=0) // WARM_UP_TOKENS
 
 
-def memory_by_tokens(folder: Path) -> tuple[Callable[[int], int], str]:
+def cache_costs(network: Any) -> dict[int | None, CacheCost]:
+    """Return what one sequence's caches cost, by the bits that they are quantised to; None: not at all.
+
+    Bits that are not possible are left out. Nothing is computed: arrays that are not evaluated have shapes too.
+    """
+    tokens, costs = mx.zeros((1, WARM_UP_TOKENS), mx.uint32), dict[int | None, CacheCost]()
+    for bits in (None, *SHOWN_KV_BITS):
+        try:
+            layers = fresh_caches(network, EngineOptions(kv_bits=bits))
+            network(tokens, cache=layers)
+        except (EngineError, ValueError):
+            if bits is None:
+                raise
+        else:
+            costs[bits] = CacheCost.of(layers, WARM_UP_TOKENS)
+    return costs
+
+
+def memory_by_tokens(folder: Path) -> tuple[dict[int | None, Callable[[int], int]], str]:
     """Return the bytes that the model in a folder takes with one sequence's caches, by its tokens. Raises EngineError.
 
-    The other is a sentence on its MTP head, if it is said to have one.
-
-    Found as when it is loaded, but nothing is computed: arrays that are not evaluated have shapes too.
+    They are by the bits of `--kv-bits`, and None without. The other is a sentence on its MTP head, if it is said to
+    have one.
     """
-    tokens = mx.zeros((1, WARM_UP_TOKENS), mx.uint32)
     with explain_load_errors(folder.name):
         network, _ = load_network(folder)
         found = own_head(network, folder)
         if found.head is not None:
             attach(network, found.head)
         set_precision(network, folder.name)
-        layers = fresh_caches(network, EngineOptions())
-        network(tokens, cache=layers)
-        cost, weights = CacheCost.of(layers, WARM_UP_TOKENS), weight_bytes(network)
+        costs, weights = cache_costs(network), weight_bytes(network)
     drafts = found.reason if found.head is None else DRAFTING
-    return lambda tokens: weights + cost(tokens), drafts
+    return {bits: partial(_with_weights, weights, cost) for bits, cost in costs.items()}, drafts
+
+
+def _with_weights(weights: int, cost: CacheCost, tokens: int) -> int:
+    return weights + cost(tokens)
 
 
 def _warm_up(networks: Networks, ranks: MLXRanks | None, room: int) -> WarmUp:
@@ -313,7 +348,9 @@ def _cache_budget(
     waiting = PreparedImages() if vision is None else vision.waiting
     waiting.room = lambda: reservation.max_room
     max_padded = 0
-    if abilities.can_batch:  # what gets longer than can be merged is separated before the next step
+    if (
+        abilities.can_batch and abilities.merges
+    ):  # what gets longer than can be merged is separated before the next step
         max_padded = MAX_MERGED_LENGTH + 1 if abilities.can_pack else MAX_TOKENS
     return KVCacheBudget(
         reservation,

@@ -254,14 +254,13 @@ def test_what_is_cached_after_drafts_continues_as_without_them(windowed: Path) -
         assert tokens(generate(drafting, turns)) == expected
 
 
-def test_quantised_caches_cannot_be_packed_and_draft_for_each_reply_by_itself(
-    tmp_path: Path, other: Path
-) -> None:
+def test_quantised_caches_are_packed_and_drafted_for_together(tmp_path: Path, other: Path) -> None:
     model = write_qwen(tmp_path / "qwen")
     asked = requests(3)
     with loaded_batch(model, kv_bits=8) as batch:
         expected = tokens(alone(batch, asked))
     with loaded_batch(model, kv_bits=8, draft_model=str(model)) as drafting:
+        assert drafting.runtime.abilities.can_pack
         found = generate(drafting, asked)
     assert tokens(found) == expected
     assert sum(accepted(found)) > 0

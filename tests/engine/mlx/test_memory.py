@@ -114,7 +114,7 @@ def test_replies_that_cannot_be_batched_are_preempted_and_resumed_unchanged(
         "expected_tokens": 50,
         "sampling": Sampling(temperature=1, seed=1),
     }
-    options: dict[str, Any] = {"cache_bytes": 0, "kv_bits": 8}
+    options: dict[str, Any] = {"cache_bytes": 0, "kv_bits": 8, "packing": False}
     with load_engine(qwen, **options) as unlimited:
         requests = [request_for(unlimited, TEXT * count, **fields) for count in (1, 2, 3)]
         expected = together(unlimited, requests)
