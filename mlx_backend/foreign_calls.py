@@ -2,22 +2,24 @@
 
 A tokenizer's patterns come with a model and its texts from clients. One that looks for repetitions of repetitions may
 take hours for a text, or give up with a panic of Rust's, which is no `Exception` and would end the thread. What was
-left goes on by itself; while `MAX_LEFT` of these do, no more are begun. Knows nothing of what is called.
+left goes on by itself. At most `MAX_RUNNING` run at a time, left or waited for; who comes when all of them were left is
+refused at once. Knows nothing of what is called.
 """
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from mlx_backend.errors import EngineBusy, EngineRefused
-from mlx_backend.preparation import current
+from mlx_backend.preparation import Slots, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MAX_LEFT = 4
+MAX_RUNNING = 4
 _MAX_CHARACTERS = 200
 """Of a panic's message, in an answer."""
 
@@ -27,28 +29,41 @@ class ForeignCalls:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
+        self._slots = Slots(MAX_RUNNING)
         self._left = 0
 
     def run[T](self, call: Callable[[], T]) -> T:
         """Return what a call returns, without waiting longer than the current preparation lasts.
 
         Raises what it raises, EngineRefused in place of a panic, what `Preparation.check` raises, and EngineBusy while
-        too many were left.
+        all that may run were left.
         """
         preparation = current()
-        if self._left >= MAX_LEFT:
-            raise EngineBusy("The model's tokenizer is still at earlier texts, for which it takes very long.")
         future: Future[T] = Future()
         is_over = threading.Event()
         future.add_done_callback(lambda _: is_over.set())
-        threading.Thread(target=_resolve, args=(future, call), name="foreign", daemon=True).start()
+        with ExitStack() as unless_begun:
+            slot = unless_begun.enter_context(ExitStack())
+            if self._left >= MAX_RUNNING or not slot.enter_context(
+                self._slots.slot_for(preparation, preparation.seconds_left, preparation.client)
+            ):
+                raise EngineBusy(
+                    "The model's tokenizer is still at earlier texts, for which it takes very long."
+                )
+            threading.Thread(
+                target=_resolve, args=(future, call, slot.close), name="foreign", daemon=True
+            ).start()
+            unless_begun.pop_all()
         with preparation.cancelled_by(is_over.set):
             is_over.wait(min(preparation.seconds_left, threading.TIMEOUT_MAX))
-        if not future.done():
-            self._count(1)
-            future.add_done_callback(lambda _: self._count(-1))
-            preparation.check()
-        return future.result()
+        try:
+            if not future.done():
+                self._count(1)
+                future.add_done_callback(lambda _: self._count(-1))
+                preparation.check()
+            return future.result()
+        finally:
+            del future  # it has the error, whose traceback has this frame
 
     def _count(self, more: int) -> None:
         with self._guard:
@@ -68,10 +83,13 @@ def run_here[T](call: Callable[[], T]) -> T:
         raise EngineRefused(f"The model's tokenizer cannot read this text: {message}.") from None
 
 
-def _resolve[T](future: Future[T], call: Callable[[], T]) -> None:
+def _resolve[T](future: Future[T], call: Callable[[], T], give_back_slot: Callable[[], None]) -> None:
     try:
         result = run_here(call)
     except BaseException as error:
+        give_back_slot()
         future.set_exception(error)
+        del future  # as above
     else:
+        give_back_slot()
         future.set_result(result)

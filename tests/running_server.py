@@ -17,7 +17,8 @@ from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
 from mlx_backend.registry.registry import image_loader
 from mlx_backend.server.app import App
-from mlx_backend.server.wsgi_server import ConnectionLimits, Server
+from mlx_backend.server.connection_limits import ConnectionLimits
+from mlx_backend.server.wsgi_server import Server
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
 
 import pytest
 
 from mlx_backend.errors import EngineBusy, EngineRefused, RequestError
-from mlx_backend.foreign_calls import MAX_LEFT, ForeignCalls
+from mlx_backend.foreign_calls import MAX_RUNNING, ForeignCalls
 from mlx_backend.preparation import Preparation, PreparationCancelled
 
 
@@ -22,21 +27,53 @@ def test_a_call_that_does_not_end_is_left_when_the_requests_time_is_over() -> No
     end.set()
 
 
-def test_calls_are_left_when_their_clients_have_left_and_too_many_of_these_refuse_others() -> None:
-    calls, end = ForeignCalls(), threading.Event()
-    preparation = Preparation()
-    preparation.cancel()
+def test_only_so_many_run_at_a_time_and_once_all_of_them_were_left_others_are_refused() -> None:
+    calls, begun, end = ForeignCalls(), SimpleQueue[None](), threading.Event()
     before = set(threading.enumerate())
-    for _ in range(MAX_LEFT):
-        with preparation.as_current(), pytest.raises(PreparationCancelled):
-            calls.run(end.wait)
-    left = set(threading.enumerate()) - before
+
+    def slow() -> None:
+        begun.put(None)
+        end.wait()
+
+    def wait_for(preparation: Preparation) -> None:
+        with preparation.as_current(), suppress(PreparationCancelled):
+            calls.run(slow)
+
+    preparations = [Preparation() for _ in range(MAX_RUNNING)]
+    waiting = [threading.Thread(target=wait_for, args=(each,)) for each in preparations]
+    for thread in waiting:
+        thread.start()
+        begun.get(timeout=60)
+    with Preparation(0.05).running(), pytest.raises(EngineBusy):
+        calls.run(slow)
+    assert begun.empty()
+    for preparation, thread in zip(preparations, waiting, strict=True):
+        preparation.cancel()
+        thread.join(60)
     with pytest.raises(EngineBusy, match="still at earlier texts"):
         calls.run(str)
     end.set()
-    for each in left:
-        each.join(60)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
     assert calls.run(lambda: "done") == "done"
+
+
+def test_a_call_that_failed_keeps_its_text_no_longer_than_its_error_is_kept() -> None:
+    class Text(str):
+        pass
+
+    text, before = Text("a"), set(threading.enumerate())
+    with suppress(TypeError):
+        ForeignCalls().run(partial(divmod, 1, text))
+    left = weakref.ref(text)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+    gc.disable()
+    try:
+        del text
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_what_a_call_raises_is_raised_and_a_panic_is_a_refusal() -> None:

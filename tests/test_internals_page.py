@@ -18,7 +18,7 @@ from mlx_backend.engine.mlx.disk_cache import MAX_HEADER_BYTES, MAX_QUEUED, MAX_
 from mlx_backend.engine.mlx.prefill_queue import MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES
 from mlx_backend.images.loader import DECODING_BYTES, MAX_FETCHED
 from mlx_backend.models import templates
-from mlx_backend.server.wsgi_server import ConnectionLimits
+from mlx_backend.server.connection_limits import ConnectionLimits
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")

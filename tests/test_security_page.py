@@ -23,8 +23,9 @@ from mlx_backend.models.templates import (
     TRIAL_SECONDS,
 )
 from mlx_backend.registry.model_pool import MAX_QUEUED
+from mlx_backend.server.connection_limits import ConnectionLimits
 from mlx_backend.server.preparations import MAX_LARGE
-from mlx_backend.server.wsgi_server import SPARE_THREADS, ConnectionLimits
+from mlx_backend.server.wsgi_server import SPARE_THREADS
 from mlx_backend.settings import Settings
 
 PAGE = (Path(__file__).resolve().parents[1] / "SECURITY.md").read_text(encoding="utf-8")

@@ -114,19 +114,21 @@ def _run(chosen: ChosenOptions, progress: LoadProgressDisplay) -> int:
 
 
 def _serve(chosen: ChosenOptions, progress: LoadProgressDisplay) -> int:
-    from mlx_backend.server.api_keys import check_exposure
-    from mlx_backend.server.app import App
     from mlx_backend.server.port_check import port_in_use
-    from mlx_backend.server.wsgi_server import ConnectionLimits, Server
 
     settings = chosen.settings
+    if in_use := port_in_use(settings.host, settings.port):  # first: what serves takes long to import
+        return _failed(in_use)
+    from mlx_backend.server.api_keys import check_exposure
+    from mlx_backend.server.app import App
+    from mlx_backend.server.connection_limits import ConnectionLimits
+    from mlx_backend.server.wsgi_server import Server
+
     check_exposure(settings)
     keep_little_free_memory()
     models = _models(chosen, on_status=progress)
     app = App(models, settings, memory=models.memory)
     limits = ConnectionLimits(max_body_bytes=settings.max_received_bytes, trusted_proxies=app.proxies)
-    if in_use := port_in_use(settings.host, settings.port):
-        return _failed(in_use)
     try:
         server = Server(settings.host, settings.port, app, requests=settings.max_requests, limits=limits)
     except OSError as error:
@@ -191,7 +193,8 @@ def serving(source: str, *, max_queue: int = 8) -> Iterator[tuple[RunningServer,
         if status_line is not None:
             status_line.show([f"Loading {source} …"])  # first what loads models, which takes seconds itself
         from mlx_backend.server.app import App
-        from mlx_backend.server.wsgi_server import ConnectionLimits, Server
+        from mlx_backend.server.connection_limits import ConnectionLimits
+        from mlx_backend.server.wsgi_server import Server
 
         progress = LoadProgressDisplay(status_line)
         try:

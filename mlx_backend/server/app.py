@@ -6,14 +6,14 @@ A new address is a line in its API's folder (api/), a new API one in `all_routes
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING
 
 from werkzeug import Request
-from werkzeug.exceptions import NotFound
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import Map, Rule, WebsocketMismatch
 
 from mlx_backend.api.addresses import WEBSOCKET, BodyEndpoint, SocketEndpoint
@@ -210,6 +210,14 @@ class App:
             return urls.match()
         except WebsocketMismatch:
             raise ApiError(400, f"{request.path[:200]!r} is no address of a WebSocket.") from None
+        except MethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.valid_methods or ()))
+            accepted = allowed
+            with suppress(HTTPException):
+                urls.match(websocket=True)
+                accepted += ", and a WebSocket (a GET with `Upgrade: websocket`)"
+            message = f"This address does not accept that method; it accepts {accepted}."
+            raise ApiError(405, message, headers=(("Allow", allowed),)) from None
         except NotFound:
             path = f"{request.method} {request.path[:200]!r}"
             raise ApiError(404, f"There is no {path} here; GET / lists what there is.") from None

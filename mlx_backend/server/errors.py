@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.exceptions import HTTPException
 
 from mlx_backend.api import errors
 from mlx_backend.api.errors import ApiError
@@ -33,10 +33,6 @@ DEFAULT_ERRORS: Errors = OPENAI
 def as_api_error(error: Exception, *, is_draining: bool) -> ApiError:
     """Map what was raised to what is sent. An engine that stops with its server has not failed."""
     match error:
-        case MethodNotAllowed():
-            allowed = ", ".join(sorted(error.valid_methods or ()))
-            message = f"This address does not accept that method; it accepts {allowed}."
-            return ApiError(405, message, headers=(("Allow", allowed),))
         case HTTPException():
             return ApiError(error.code or 500, error.description or error.name)
         case PreparationCancelled(is_stopping=False):

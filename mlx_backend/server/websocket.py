@@ -31,7 +31,16 @@ if TYPE_CHECKING:
 
 MAX_WAITING = 8
 """Messages that may wait while one is answered."""
+_VERSION = "13"
+_MAX_SHOWN = 20
+"""Characters of another version that are repeated."""
 _MAX_REASON_BYTES = 120
+_CLOSE_CODES = {
+    None: CloseReason.GOING_AWAY,
+    413: CloseReason.MESSAGE_TOO_BIG,
+    500: CloseReason.INTERNAL_ERROR,
+    503: CloseReason.TRY_AGAIN_LATER,
+}
 _OWN_HEADERS = ("content-length", "transfer-encoding", "expect")
 
 
@@ -39,7 +48,7 @@ class WebSocket:
     """A connection whose handshake is `request`. `protocol` answers its messages, and may remember earlier ones."""
 
     def __init__(self, request: Request, protocol: MessageProtocol) -> None:
-        """Raise the ApiError (400) of what is no handshake."""
+        """Raise the ApiError of what is no handshake, or one of another version."""
         self.protocol = protocol
         self._guard = threading.Lock()
         self._is_within_message = False
@@ -53,6 +62,13 @@ class WebSocket:
             )
             list(self._connection.events())
         except (RemoteProtocolError, ValueError) as error:
+            version = request.headers.get("Sec-WebSocket-Version", _VERSION)
+            if version != _VERSION:
+                raise ApiError(
+                    426,
+                    f"This server speaks version {_VERSION} of WebSockets, not {version[:_MAX_SHOWN]!r}.",
+                    headers=(("Sec-WebSocket-Version", _VERSION),),
+                ) from None
             raise ApiError(400, f"This is no handshake of a WebSocket: {error}.") from None
         self.accepted = self._connection.send(AcceptConnection())
         """The response to the handshake."""
@@ -88,7 +104,7 @@ class WebSocket:
                         reply += self._connection.send(event.response())
                         break
         if unanswered > 1 + MAX_WAITING:
-            reply += self.close(f"More than {MAX_WAITING} messages wait to be answered.")
+            reply += self.close(f"More than {MAX_WAITING} messages wait to be answered.", 429)
         return bytes(requests), bytes(reply)
 
     def _as_request(self, event: TextMessage | BytesMessage) -> bytes:
@@ -103,9 +119,12 @@ class WebSocket:
         with self._guard:
             return b"" if self.is_closed else b"".join(map(self._connection.send, _messages_in(answer)))
 
-    def close(self, reason: str, *, is_too_large: bool = False) -> bytes:
-        """Return the end of the connection, for the client's fault."""
-        code = CloseReason.MESSAGE_TOO_BIG if is_too_large else CloseReason.POLICY_VIOLATION
+    def close(self, reason: str, status: int | None = None) -> bytes:
+        """Return the end of the connection; nothing if it was ended before.
+
+        `status` is what a request would be answered with for this reason; None if it has nothing to do with one.
+        """
+        code = _CLOSE_CODES.get(status, CloseReason.POLICY_VIOLATION)
         event = CloseConnection(code, reason.encode()[:_MAX_REASON_BYTES].decode(errors="ignore"))
         with self._guard:
             return b"" if self.is_closed else self._connection.send(event)

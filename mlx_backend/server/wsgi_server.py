@@ -28,35 +28,35 @@ Knows sockets and WSGI; of the application only what `Application` says.
 from __future__ import annotations
 
 import logging
-import resource
 import selectors
 import socket
 import threading
 import time
 from collections import Counter, deque
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from waitress import wasyncore
 from waitress.adjustments import Adjustments
-from waitress.channel import HTTPChannel
-from waitress.parser import HTTPRequestParser
+from waitress.channel import ClientDisconnected, HTTPChannel
 from waitress.server import TcpWSGIServer
 from waitress.task import ErrorTask, Task, WSGITask
-from waitress.utilities import Error, RequestEntityTooLarge
 
 from mlx_backend import __version__
-from mlx_backend.server.auth import TrustedProxies, network_of
+from mlx_backend.server.auth import network_of
+from mlx_backend.server.connection_limits import within_file_limit
+from mlx_backend.server.held_bytes import HeldBytes
 from mlx_backend.server.pump import Pump, Writer
+from mlx_backend.server.received_request import ReceivedRequest
+from mlx_backend.server.worker_threads import Workers, check_room_for_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
+    from mlx_backend.server.connection_limits import ConnectionLimits
     from mlx_backend.server.websocket import WebSocket
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,6 @@ PUMP = "mlx_backend.pump"
 UPGRADE = "mlx_backend.upgrade"
 WEBSOCKET = "mlx_backend.websocket"
 _WRITE = "mlx_backend.write"
-TOO_MANY_BODIES = "Too many large requests are arriving at once; try again later."
 SPARE_THREADS = 64
 """Threads in addition to one for each request that an engine may hold.
 
@@ -76,21 +75,10 @@ Requests of one client that wait may occupy a quarter of them, those of all clie
 refused at once always finds one.
 """
 BACKLOG = 512
-OTHER_FILES = 192
-"""Open files that are no connections: a model's shards, caches on disk, sockets between threads, standard streams."""
-OTHER_THREADS = 48
-"""Threads that answer no request: of engines, loads, fetches of images and libraries."""
-MIN_CONNECTIONS = 16
 _NAME = f"mlx-backend/{__version__}"
 _PIECE = 64 * 1024
 _BUFFER_BYTES = 256 * 1024
 """An answer waits for its client in pieces of this size, each of which is freed once it is sent."""
-_FREE_FRAMING = 16 * 1024
-"""Bytes between the parts of a body that comes in chunks: each chunk costs as much as some kilobytes of body."""
-_FRAMING_SHARE = 8
-"""Bytes of such a body that allow one more byte between its parts. Chunks of 64 bytes and more stay below it."""
-_TLS_HANDSHAKE = b"\x16"
-"""The first byte of a connection over TLS, which would never send the end of a head."""
 _CERTAIN_BEGINNING = b"HTTP/1."
 _CERTAIN_LENGTH = b"0000000"
 _PROBE_CHECK_SECONDS = 0.02
@@ -99,6 +87,7 @@ _PROBE_CHECKS_LAST = 1.0
 _FIRST_PROBE_PAUSE = 0.1
 _PROBE_BACKOFF = 3
 """A proxy may pass on the end first, and the reset in answer to a later byte: so there are several bytes."""
+_SHUTTING_DOWN = "The server is shutting down."
 _TOO_MANY = "There are too many connections to this server; try again later."
 _ACCEPTED_AT_ONCE = 64
 _RETRY_ACCEPT_SECONDS = 0.5
@@ -117,141 +106,6 @@ class Application(Protocol):
     def error_body(self, status: int, message: str) -> bytes:
         """Return the JSON body of an error that is found before there is a request to hand over."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """How long a client may take, and how much may be held for clients. Times in seconds."""
-
-    max_body_bytes: int
-    max_head_bytes: int = 64 * 1024
-    idle_seconds: float = 60.0
-    """Between two requests of a connection, and before its first."""
-    websocket_idle_seconds: float = 600.0
-    """Between what comes over a WebSocket: an agent keeps it while it runs its tools."""
-    head_seconds: float = 15.0
-    """From the first byte of a request to the end of its head."""
-    body_seconds: float = 300.0
-    """For a whole body, however fast it comes."""
-    stalled_seconds: float = 20.0
-    min_bytes_per_second: int = 16 * 1024
-    """A body may take `stalled_seconds`, and one second more for each time that this many bytes were received."""
-    unread_seconds: float = 60.0
-    min_bytes_read_per_second: int = 128
-    """An answer may wait `unread_seconds` for its reader, who earns a second of them back by reading this many bytes.
-
-    A stream has 200 bytes a token and more: who takes less than this is slower than the slowest of models.
-    """
-    discard_seconds: float = 5.0
-    """How long to go on receiving what is refused."""
-    max_connections: int = 2048
-    max_connections_of_address: int = 1024
-    """Or of an IPv6 network, which has one owner."""
-    trusted_proxies: TrustedProxies = field(default_factory=TrustedProxies)
-    """Their connections are those of many clients, and not limited by address."""
-    max_held_bytes: int = 512 << 20
-    """Bodies that have arrived and are not answered, altogether. One address may hold half of it.
-
-    So much of answers may wait for their readers, too.
-    """
-
-
-class _Refusal(Error):
-    """A request that is refused before the application sees it."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.code = status
-
-
-class _Request(HTTPRequestParser):
-    """A request that is being received.
-
-    Holds no reference to its connection, so its body is freed as soon as the request is.
-    """
-
-    error: Any
-
-    def __init__(self, server: Server, network: str) -> None:
-        super().__init__(server.adj)
-        self.since = time.monotonic()
-        """When its first byte came; of its body, once the head is there."""
-        self._server = server
-        self._network = network
-        self._guard = threading.Lock()
-        self._held = 0
-        self._is_over = False
-        self.is_cut = False
-        """Whether it is answered before all of it has arrived."""
-
-    def received(self, piece: bytes) -> int:
-        """Take the next bytes; return how many of them belong to this request."""
-        had_head = self.headers_finished
-        if not had_head and not self.header_plus and piece[:1] == _TLS_HANDSHAKE:
-            self.refuse(400, "This address speaks http, not https: write http:// in the URL.")
-            return len(piece)
-        consumed: int = super().received(piece)
-        if self.headers_finished and not had_head:
-            self.since = time.monotonic()
-            self._check_head()
-        if isinstance(self.error, RequestEntityTooLarge):  # the application says how much is allowed
-            self.error, self.is_cut = None, True
-            self.headers["CONNECTION"] = "close"
-            self.headers["CONTENT_LENGTH"] = str(max(self.content_length, self.body_bytes_received))
-        elif self.error is None:
-            self._check_body()
-        if self.completed:
-            self.expect_continue = False  # no more of it is wanted
-        return consumed
-
-    def _check_head(self) -> None:
-        if self.error is not None or self.empty:
-            return
-        if self.version not in ("1.0", "1.1"):
-            self.refuse(505, f"HTTP/{self.version} is not supported; send HTTP/1.1.")
-        elif self.chunked and "CONTENT_LENGTH" in self.headers:
-            self.refuse(400, "A request has a Content-Length or a Transfer-Encoding, not both.")
-
-    def _check_body(self) -> None:
-        if self.chunked:
-            body = len(self.body_rcv)
-            if self.body_bytes_received - body > _FREE_FRAMING + body // _FRAMING_SHARE:
-                self.refuse(400, "The body comes in too many chunks; send larger ones.")
-        if self._hold(self.body_bytes_received) and not self.completed:
-            self.refuse(503, TOO_MANY_BODIES)
-
-    def refuse(self, status: int, message: str) -> None:
-        """Have it answered with an error, and receive no more of it."""
-        self.error = _Refusal(status, message)
-        self.completed = self.is_cut = True
-
-    def seconds_allowed(self, limits: ConnectionLimits) -> float:
-        """Return how long the part may take that is being received: its head, or its body so far."""
-        if not self.headers_finished:
-            return limits.head_seconds
-        earned = self.body_bytes_received / limits.min_bytes_per_second
-        return min(limits.body_seconds, limits.stalled_seconds + earned)
-
-    def close(self) -> None:
-        """Let the body go: the request has been answered."""
-        super().close()
-        self.forget()
-
-    def forget(self) -> None:
-        """Count its body no longer."""
-        self._hold(0, is_last=True)
-
-    def hold_more(self, count: int) -> bool:
-        """Hold this many bytes in addition to what was received; return whether that is too much."""
-        return self._hold(self.body_bytes_received + count)
-
-    def _hold(self, count: int, *, is_last: bool = False) -> bool:
-        """Count the bytes of the body that are held now; return whether that is too much."""
-        with self._guard:  # a worker counts what the body becomes, and the loop may forget it
-            if self._is_over:
-                return False
-            more, self._held, self._is_over = count - self._held, count, is_last
-        return self._server.hold(self._network, more)
 
 
 class _PumpedAnswer:
@@ -348,8 +202,7 @@ class _MessageTask(_Task):
     def finish(self) -> None:
         """Close the connection after a message of which not all was received."""
         if self.request.is_cut:
-            end = self.channel.websocket.close("The message is too large.", is_too_large=True)
-            self.channel.write_soon(end)
+            self.channel.write_soon(self.channel.websocket.close("The message is too large.", 413))
             self.close_on_finish = True
 
     def set_close_on_finish(self) -> None:
@@ -362,7 +215,7 @@ class _ErrorTask(_Answer, ErrorTask):
         status, message = self.request.error.code, str(self.request.error.body)
         log.info("refused %d %s", status, message)
         if self.channel.websocket is not None:
-            self.channel.write_soon(self.channel.websocket.close(message))
+            self.channel.write_soon(self.channel.websocket.close(message, status))
             self.wrote_header = self.close_on_finish = True
             return
         body = self.channel.server.app.error_body(status, message)
@@ -407,9 +260,9 @@ class _Channel(HTTPChannel):
         self.pump = Pump(server.writer)
         super().__init__(server, connection, address, adj, map=map)
 
-    def parser_class(self, _adj: Adjustments) -> _Request:
+    def parser_class(self, adj: Adjustments) -> ReceivedRequest:
         """Begin a request."""
-        return _Request(self.server, self.network)
+        return ReceivedRequest(adj, self.server.held, self.network)
 
     @property
     def is_idle(self) -> bool:
@@ -482,7 +335,8 @@ class _Channel(HTTPChannel):
 
     def has_room_for(self, count: int) -> bool:
         """Whether an answer of so many bytes may wait for the client to read it."""
-        return self.server.has_room_for(self.network, count)
+        readers = list(self.server.active_channels.values())
+        return bool(self.server.held.has_room_for(count, self.network, readers))
 
     def service(self) -> None:
         """Answer the first of the requests that have arrived."""
@@ -552,6 +406,21 @@ class _Channel(HTTPChannel):
             self.requests.append(request)
         self.server.add_task(self)
 
+    def give_up(self) -> None:
+        """Close the connection from a worker's thread, which could not answer."""
+        self.server.trigger.pull_trigger(lambda: self.leave("The message could not be answered.", 500))
+
+    def leave(self, reason: str, status: int | None = None) -> None:
+        """Close the connection; a WebSocket's client is told why, as `WebSocket.close` has it."""
+        self.say_goodbye(reason, status)
+        self.handle_close()
+
+    def say_goodbye(self, reason: str, status: int | None = None) -> None:
+        """Send the end of a WebSocket, if it is one that was not ended yet."""
+        if self.websocket is not None and (end := self.websocket.close(reason, status)):
+            with suppress(ClientDisconnected):
+                self.write_soon(end)
+
     def del_channel(self, map: Any = None) -> None:
         """Forget the socket, which is about to be closed."""
         self.server.unwatch(self)
@@ -611,78 +480,13 @@ class _Channel(HTTPChannel):
             self._idle_since = now
         elif self.request is None:
             if now - self._idle_since > self._idle_seconds:
-                self.handle_close()
+                self.leave("Nothing has come for some time.")
             else:
                 with self.outbuf_lock:
                     self.outbufs[-1].prune()  # what was sent
         elif now - self.request.since > self.request.seconds_allowed(limits):
             part = "body" if self.request.headers_finished else "head"
             self.refuse(408, f"The {part} of the request did not arrive in time.")
-
-
-class _Workers:
-    """The threads that answer requests. What comes next goes to the one that became idle last.
-
-    So a server that answers five requests at a time uses five of its hundreds of threads: each that is used keeps its
-    stack and what malloc holds for it, as much as the largest request needed that it ever answered.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._guard = threading.Lock()
-        self._tasks: deque[_Channel] = deque()
-        self._idle: list[SimpleQueue[_Channel | None]] = []  # the one that waits longest first
-        self._is_stopped = False
-        self._threads = [
-            threading.Thread(target=self._run, name=f"worker-{number}", daemon=True)
-            for number in range(count)
-        ]
-
-    def start(self) -> None:
-        """Start the threads. Raises RuntimeError if the system allows no more."""
-        for thread in self._threads:
-            thread.start()
-
-    def add_task(self, channel: _Channel) -> None:
-        """Have the first request of a connection answered, now or when a thread is idle."""
-        with self._guard:
-            if not self._idle:
-                self._tasks.append(channel)
-                return
-            worker = self._idle.pop()
-        worker.put(channel)
-
-    def stop(self, seconds: float) -> None:
-        """End the threads. Those that do not notice, because foreign code computes in them, are not waited for."""
-        with self._guard:
-            self._is_stopped = True
-            idle, self._idle = self._idle, []
-        for worker in idle:
-            worker.put(None)
-        deadline = time.monotonic() + seconds
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _run(self) -> None:
-        mine: SimpleQueue[_Channel | None] = SimpleQueue()
-        while True:
-            with self._guard:
-                channel = self._tasks.popleft() if self._tasks else None
-                if channel is None and self._is_stopped:
-                    return
-                if channel is None:
-                    self._idle.append(mine)
-            channel = channel or mine.get()
-            if channel is None:
-                return
-            try:
-                channel.service()
-            except (
-                BaseException
-            ):  # whatever it is, the thread is needed and the client does not wait for ever
-                log.exception("A request could not be answered")
-                channel.server.trigger.pull_trigger(channel.handle_close)
-            del channel  # it would stay until the next
 
 
 class Server(TcpWSGIServer):
@@ -707,18 +511,17 @@ class Server(TcpWSGIServer):
         limits: ConnectionLimits,
     ) -> None:
         """`requests` is how many may be waited for at the same time."""
-        self.limits = _within_file_limit(limits)
+        self.limits = within_file_limit(limits)
+        self.held = HeldBytes(limits.max_held_bytes)
         self._accept_again = 0.0
         self._warned = -_LOG_SECONDS
-        self._guard = threading.Lock()
-        self._held: Counter[str] = Counter()
         self._is_stopping = False
         self._has_ended = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._changed: deque[_Channel] = deque()
         self._half_closed: list[_Channel] = []
         self._is_woken = False
-        self._workers = _Workers(requests + SPARE_THREADS)
+        self._workers = Workers(requests + SPARE_THREADS)
         self.writer = Writer()
         self.app = app
         self._sockets: dict[int, Any] = {}
@@ -750,7 +553,7 @@ class Server(TcpWSGIServer):
             raise
         self._workers.start()
         self.writer.start()
-        _check_room_for_threads()
+        check_room_for_threads()
 
     def bind_server_socket(self) -> None:
         """Bind; every address is those of IPv4 too."""
@@ -829,6 +632,7 @@ class Server(TcpWSGIServer):
         if channel.socket is None:
             return
         if self._is_stopping and not channel.requests:
+            channel.say_goodbye(_SHUTTING_DOWN)
             channel.close_when_flushed = True
         reads = selectors.EVENT_READ if channel.readable() else 0
         writes = selectors.EVENT_WRITE if channel.writable() else 0
@@ -861,20 +665,9 @@ class Server(TcpWSGIServer):
                 self._watch(channel)
             except Exception:
                 channel.handle_error()
-        self._end_unread()
-
-    def _end_unread(self) -> None:
-        """Close the largest answers, of the network with the most, until what waits for readers is not too much."""
-        unread, most = self._unread(), self.limits.max_held_bytes
-        waiting = sorted(self.active_channels.values(), key=lambda each: each.total_outbufs_len)
-        while unread.total() > most or any(
-            network and count > most // 2 for network, count in unread.items()
-        ):
-            [(network, _)] = unread.most_common(1)
-            largest = waiting.pop(max(at for at, each in enumerate(waiting) if each.network == network))
-            unread[network] -= largest.total_outbufs_len
+        for channel in self.held.too_slow(list(self.active_channels.values())):
             log.info("Too much of this server's answers is not read: a connection is closed.")
-            largest.handle_close()
+            channel.handle_close()
 
     def maintenance(self, _now: float) -> None:
         """Do nothing: `serve` checks, by a clock that does not jump."""
@@ -901,7 +694,7 @@ class Server(TcpWSGIServer):
 
     def _end_connections(self) -> None:
         for channel in list(self.active_channels.values()):
-            channel.handle_close()
+            channel.leave(_SHUTTING_DOWN)
 
     # Accepting.
 
@@ -951,9 +744,9 @@ class Server(TcpWSGIServer):
         found = max(giving_way, key=rank, default=None)
         if found is None:
             return False
-        if not found.is_idle or found.peek():
+        if found.websocket is None and (not found.is_idle or found.peek()):
             self._say_no(found.socket, _TOO_MANY)
-        found.handle_close()
+        found.leave(_TOO_MANY, 503)
         return True
 
     def _reject(self, connection: socket.socket, message: str = _TOO_MANY) -> None:
@@ -977,71 +770,6 @@ class Server(TcpWSGIServer):
             self._warned = time.monotonic()
             log.warning("%s", message)
 
-    # Counting.
-
     def network_of(self, address: str) -> str:
         """Return what an address shares with the client's others; nothing for a proxy, which has many clients."""
         return "" if self.limits.trusted_proxies.include(address) else network_of(address)
-
-    def _unread(self) -> Counter[str]:
-        """Return how many bytes of answers wait for their readers, by network."""
-        unread: Counter[str] = Counter()
-        for channel in list(self.active_channels.values()):
-            unread[channel.network] += channel.total_outbufs_len
-        return unread
-
-    def has_room_for(self, network: str, count: int) -> bool:
-        """Whether so many bytes more may wait for a reader in this network."""
-        most = self.limits.max_held_bytes
-        return count <= most // 2 and not (network and self._unread()[network] + count > most // 2)
-
-    def hold(self, network: str, more: int) -> bool:
-        """Count more bytes of bodies, or fewer; return whether all together or this network's are too much."""
-        most = self.limits.max_held_bytes
-        with self._guard:
-            self._held[network] += more
-            if not (of_network := self._held[network]):
-                del self._held[network]
-            return self._held.total() > most or (bool(network) and of_network > most // 2)
-
-
-def _check_room_for_threads() -> None:
-    """Raise RuntimeError unless `OTHER_THREADS` can be started: better now than for a request."""
-    is_over = threading.Event()
-    threads = [threading.Thread(target=is_over.wait, daemon=True) for _ in range(OTHER_THREADS)]
-    try:
-        for thread in threads:
-            thread.start()
-    finally:
-        is_over.set()
-
-
-def _within_file_limit(limits: ConnectionLimits) -> ConnectionLimits:
-    """Raise the soft limit on open files as far as needed and allowed; return limits with as many connections as fit.
-
-    A Mac starts programs with a soft limit of 256. Logs a warning if that is fewer than wanted.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.max_connections
-    needed = wanted + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        with suppress(OSError, ValueError):  # a Mac has a limit of its own next to the hard one
-            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-            soft = raised
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return limits
-    fitting = max(soft - OTHER_FILES, MIN_CONNECTIONS)
-    log.warning(
-        "The system allows this process %d open files, so at most %d connections are accepted at once; "
-        "`ulimit -n %d` before the start allows %d.",
-        soft,
-        fitting,
-        needed,
-        wanted,
-    )
-    return replace(
-        limits,
-        max_connections=fitting,
-        max_connections_of_address=min(limits.max_connections_of_address, (fitting + 1) // 2),
-    )

@@ -23,8 +23,9 @@ from wsproto.events import Request as WebSocketRequest
 from wsproto.utilities import LocalProtocolError
 
 from dify_mlx_provider.upstream.sse import DONE, MalformedBody, iter_events, parse_body
+from mlx_backend.server.connection_limits import ConnectionLimits
 from mlx_backend.server.websocket import WebSocket
-from mlx_backend.server.wsgi_server import ConnectionLimits, Server
+from mlx_backend.server.wsgi_server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

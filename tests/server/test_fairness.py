@@ -18,7 +18,7 @@ from scripted_server import ANSWER
 from single_model import SingleModelRegistry
 
 from mlx_backend.chat.service import Service
-from mlx_backend.server.wsgi_server import ConnectionLimits
+from mlx_backend.server.connection_limits import ConnectionLimits
 from mlx_backend.settings import Settings
 
 KEYS = (("many", "m"), ("one", "o"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPResponse
 from typing import TYPE_CHECKING, Any
@@ -36,8 +37,8 @@ from wsproto.events import (
 
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
+from mlx_backend.server.connection_limits import ConnectionLimits
 from mlx_backend.server.websocket import MAX_WAITING, WebSocket
-from mlx_backend.server.wsgi_server import ConnectionLimits
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
@@ -251,6 +252,26 @@ def test_a_request_that_only_names_a_websocket_is_refused(server: RunningServer,
         assert b"no handshake" in answer.read()
 
 
+def test_a_handshake_of_another_version_is_told_which_one_is_spoken(server: RunningServer) -> None:
+    head = (
+        f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 8\r\n\r\n"
+    )
+    with socket.create_connection(server.address, timeout=60) as connection:
+        connection.sendall(head.encode())
+        answer = HTTPResponse(connection)
+        answer.begin()
+        assert (answer.status, answer.headers["Sec-WebSocket-Version"]) == (426, "13")
+        assert "speaks version 13 of WebSockets, not '8'" in json.load(answer)["error"]["message"]
+
+
+def test_without_an_upgrade_it_is_said_that_there_is_a_websocket(server: RunningServer) -> None:
+    status, body = server.call(PATH)
+    assert status == 405
+    assert "it accepts POST, and a WebSocket" in body["error"]["message"]
+    assert "WebSocket" not in server.call("/v1/chat/completions")[1]["error"]["message"]
+
+
 @pytest.mark.parametrize("says_so", [True, False])
 def test_a_client_that_leaves_ends_its_reply(connect: Connect, *, says_so: bool) -> None:
     with serving(gated=True) as (_, server):
@@ -306,10 +327,53 @@ def test_only_so_many_messages_may_wait(connect: Connect) -> None:
         assert server.app.in_flight.wait_until_idle(30)
 
 
-def test_a_connection_that_is_idle_is_closed(connect: Connect) -> None:
-    limits = ConnectionLimits(1000, websocket_idle_seconds=0.01)
+def end_of(client: Client) -> CloseConnection:
+    """What the server ends the connection with."""
+    while not isinstance(closed := client.receive(), CloseConnection):
+        pass
+    return closed
+
+
+@contextmanager
+def limited(**limits: Any) -> Iterator[RunningServer]:
     with ScriptedEngine([]) as engine:
         models = SingleModelRegistry(Service(engine, ModelSettings.of(server=Settings())))
-        with running_server.served(models, Settings(port=0), limits) as server:
-            client = connect(server)
-            assert isinstance(client.receive(), CloseConnection)
+        with running_server.served(models, Settings(port=0), ConnectionLimits(1000, **limits)) as server:
+            yield server
+
+
+def test_a_connection_that_is_idle_is_closed(connect: Connect) -> None:
+    with limited(websocket_idle_seconds=0.01) as server:
+        assert end_of(connect(server)).code == 1001
+
+
+@pytest.mark.parametrize("is_within_message", [False, True])
+def test_a_connection_that_makes_room_for_another_is_told_to_try_again(
+    connect: Connect, *, is_within_message: bool
+) -> None:
+    with limited(max_connections=2) as server:
+        first, _ = clients = [connect(server) for _ in range(2)]
+        if is_within_message:
+            for client in clients:
+                client.send(TextMessage("{", message_finished=False), Ping())
+                assert client.receive() == Pong()
+        elsewhere = ("127.0.0.2", 0)  # whose network has fewer connections
+        with socket.create_connection(server.address, 60, elsewhere) as another:
+            another.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert another.recv(12) == b"HTTP/1.1 200"
+        assert end_of(first).code == 1013
+
+
+@pytest.mark.parametrize("is_answering", [False, True])
+def test_a_server_that_stops_says_so(connect: Connect, *, is_answering: bool) -> None:
+    with serving(gated=True) as (_, server):
+        client = connect(server)
+        if is_answering:
+            client.create(input="hello")
+            assert client.event()["type"] == "response.created"
+            server.server.shutdown_seconds = 0
+        stopping = threading.Thread(target=server.server.stop)
+        stopping.start()
+        end = end_of(client)
+        assert (end.code, end.reason) == (1001, "The server is shutting down.")
+        stopping.join()

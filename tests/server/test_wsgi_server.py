@@ -24,7 +24,8 @@ from waitress.channel import HTTPChannel
 
 from mlx_backend.chat.service import Service
 from mlx_backend.server.auth import TrustedProxies
-from mlx_backend.server.wsgi_server import SPARE_THREADS, ConnectionLimits, Server
+from mlx_backend.server.connection_limits import ConnectionLimits
+from mlx_backend.server.wsgi_server import SPARE_THREADS, Server
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
