@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.common_prefix import common_prefix_length
-from mlx_backend.engine.base import Progress, TokenDelta
+from mlx_backend.engine.base import Logprobs, Progress, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelInfo
 from mlx_backend.engine.images import ImageMarkup, ImageSupport, PreparedImage
 from mlx_backend.engine.threaded import Engine
@@ -276,7 +276,7 @@ class _TranscriptPlayback:
         for count, token in enumerate(_constrained(tokens, request.constraint), 1):
             text = tokenizer.special_tokens.get(token) or characters.decode(tokenizer.bytes_of(token))
             self.started.written.append(token)
-            yield TokenDelta(token, text)
+            yield TokenDelta(token, text, None if request.logprobs is None else Logprobs(-0.5))
             if text in END_MARKERS:
                 break
             if count == request.max_tokens:

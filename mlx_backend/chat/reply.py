@@ -77,30 +77,36 @@ class LogprobsAligner:
     def __init__(self, special_tokens: Container[int], *, every_token: bool = False) -> None:
         self._special_tokens = special_tokens
         self._every_token = every_token
-        self._held: list[TokenLogprobs] = []
+        self._undecided: list[TokenLogprobs] = []
+        self._of_content: list[TokenLogprobs] = []
 
     def hold(self, delta: TokenDelta, events: Sequence[Event]) -> None:
-        """Hold a token's log probabilities, or drop all that are held if it turned out not to be content."""
-        if delta.logprobs is None:
-            return
-        # No event yet: part of a character, or of what may still become a marker.
-        undecided = not events and delta.token not in self._special_tokens
-        if self._every_token or undecided or any(isinstance(event, ContentDelta) for event in events):
-            self._held.append(TokenLogprobs(delta.token, delta.logprobs))
-        else:
-            self._held.clear()
+        """Hold a token's log probabilities."""
+        if delta.logprobs is not None:
+            self._undecided.append(TokenLogprobs(delta.token, delta.logprobs))
+            self.decide(events, is_special=delta.token in self._special_tokens)
+
+    def decide(self, events: Sequence[Event], *, is_special: bool = False) -> None:
+        """Keep what is held for the answer if events show some of it; drop that if they are anything else.
+
+        As long as there are none, it is part of a character, or of what may still become a marker.
+        """
+        if self._every_token or any(isinstance(event, ContentDelta) for event in events):
+            self._of_content += self._undecided
+            self._undecided.clear()
+        elif events or is_special:
+            self._undecided.clear()
 
     def belong_to(self, event: Event) -> bool:
         """Whether what is held goes with an event that is about to be shown."""
         return isinstance(event, ContentDelta) or (self._every_token and isinstance(event, StreamEnd))
 
     def take(self) -> ContentLogprobs | None:
-        """Return what is held."""
-        if not self._held:
+        """Return what is held of content."""
+        if not self._of_content:
             return None
-        taken = ContentLogprobs(tuple(self._held))
-        self._held.clear()
-        return taken
+        taken, self._of_content = self._of_content, []
+        return ContentLogprobs(tuple(taken))
 
 
 @dataclass(slots=True)
@@ -382,7 +388,9 @@ class Reply:
         return self._end(ended_by)
 
     def _end(self, ended_by: EndedBy) -> list[ReplyEvent]:
-        *shown, end = self._show(self._restored(self._parser.close(ended_by)))
+        events = self._restored(self._parser.close(ended_by))
+        self._logprobs.decide(events)
+        *shown, end = self._show(events)
         assert isinstance(end, StreamEnd)
         self.finish = end.finish
         if self._setup.on_finished is not None:

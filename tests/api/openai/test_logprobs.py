@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from running_server import RunningServer, running
+from scripted_engine import ScriptedEngine
+from scripted_server import CALL, WEATHER, answered, client_of
 
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.mlx import load_engine
@@ -71,6 +73,19 @@ def test_tokens_cut_by_a_stop_string_are_not_reported(server: RunningServer) -> 
     assert choice["message"]["content"] == "The capital of France"
     text = "".join(entry["token"] for entry in choice["logprobs"]["content"])
     assert text == "The capital of France"
+
+
+def test_text_that_might_have_become_a_stop_string_keeps_its_tokens_where_a_call_comes_instead() -> None:
+    answer = (
+        "<|channel|>final<|message|>Let me look.<|end|><|start|>assistant"
+        + CALL.rpartition("<|start|>assistant")[2]
+    )
+    with ScriptedEngine([answer]) as engine:
+        reply = answered(client_of(engine), tools=[WEATHER], logprobs=True, stop=["look. No"])
+    choice = only_choice(reply.get_json())
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Let me look."
+    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == "Let me look."
 
 
 def test_text_completions_have_columns(server: RunningServer) -> None:
