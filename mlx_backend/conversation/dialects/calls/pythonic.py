@@ -32,7 +32,7 @@ from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.stream import ESCAPED, CallStream, StreamedSyntax
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
     from mlx_backend.conversation.dialects.calls.base import CallReader, StreamedCall
     from mlx_backend.conversation.dialects.calls.stream import Reading
@@ -166,12 +166,15 @@ class _PythonStream(CallStream):
         """Read arguments up to the closing bracket. Return whether they are what can be read here."""
         names = property_names(self.parameters)
         position = 0
+        is_first = True
         while (first := (yield from self.skip(_BLANKS))) != ")":
             while not (word := _WORD.match(self.text)):
                 if self.is_at_end or not _WORD_BEGUN.fullmatch(self.text):
                     break
                 yield
             key = ""  # of `**{…}`
+            may_be_all = is_first and first == "{"  # one dictionary may stand for all arguments
+            is_first = False
             if word:
                 self.text = self.text[word.end() :]
                 key = offered_property(self.parameters, word[1])
@@ -181,7 +184,7 @@ class _PythonStream(CallStream):
             elif position < len(names) and (first in ("'", '"') or self._held is None):
                 key = names[position]
                 position += 1
-            else:
+            elif not may_be_all:
                 return False
             types = types_of(property_schema(self.parameters, key), self.parameters)
             if first in ("'", '"') and (not types or "string" in types):
@@ -193,6 +196,10 @@ class _PythonStream(CallStream):
                     [expression] = _parse(source.strip()).body
                     value = _value(expression.value) if isinstance(expression, ast.Expr) else None
                 except (_NoCallError, ValueError):
+                    return False
+                if may_be_all and (yield from self.skip(_BLANKS)) == ")" and _are_arguments(value, names):
+                    key = ""
+                elif may_be_all and not key:
                     return False
                 if key:
                     value = {key: value}
@@ -426,7 +433,7 @@ def _decoded(node: ast.Call, tools: ToolSet) -> DecodedCall:
     arguments: dict[str, Any] = {}
     for position, argument in enumerate(node.args):
         value = _value(argument)
-        if isinstance(value, dict) and len(node.args) == 1 and (not names or value.keys() <= set(names)):
+        if len(node.args) == 1 and _are_arguments(value, names):
             arguments.update(value)
         elif position < len(names):
             arguments[names[position]] = value
@@ -444,6 +451,11 @@ def _decoded(node: ast.Call, tools: ToolSet) -> DecodedCall:
         key: fitted(value, property_schema(parameters, key), parameters) for key, value in arguments.items()
     }
     return DecodedCall(name, to_json(typed))
+
+
+def _are_arguments(value: Any, names: Collection[str]) -> bool:
+    """Whether the only argument of a call is a dictionary of all of them."""
+    return isinstance(value, dict) and (not names or value.keys() <= set(names))
 
 
 def _called(name: str, tools: ToolSet) -> str:
