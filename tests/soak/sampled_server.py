@@ -6,8 +6,8 @@ With 0 seconds it writes one for each line on its standard input, once what is g
 `sampled`.
 
 Each line: seconds since the start, resident memory, MLX's memory in use and its cache, what malloc has given out and
-what it keeps though it was freed (bytes; the last two with glibc alone), threads, open files. `/dev/fd` and `ps` are
-the same on Linux and macOS.
+what it keeps though it was freed (bytes; the last two with glibc alone), threads, open files. A sample for which the
+system has nothing left, such as a process for `ps`, is left out.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
-TASKS = Path("/proc/self/task")
+TASKS, STATM = Path("/proc/self/task"), Path("/proc/self/statm")
 
 
 class MallInfo(ctypes.Structure):
@@ -47,18 +48,23 @@ def malloc() -> tuple[int, int]:
     return info.uordblks + info.hblkhd, info.fordblks
 
 
+def resident() -> int:
+    """Return the bytes of memory that are resident. Linux says so without another process."""
+    if STATM.exists():
+        return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    command = ["ps", "-o", "rss=", "-p", str(os.getpid())]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
+
+
 def sample() -> dict[str, float]:
     """Return what this process holds now."""
     import mlx.core as mx
 
-    rss = subprocess.run(
-        ["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True, text=True, check=True
-    )
     used, free = malloc()
     return {
         "malloc_used": used,
         "malloc_free": free,
-        "rss": int(rss.stdout) * 1024,
+        "rss": resident(),
         "mlx_active": mx.get_active_memory(),
         "mlx_cache": mx.get_cache_memory(),
         "threads": len(list(TASKS.iterdir())) if TASKS.exists() else threading.active_count(),
@@ -73,8 +79,9 @@ def write_samples(path: Path, seconds: float) -> None:
         while seconds or sys.stdin.readline():
             if not seconds:
                 gc.collect()
-            file.write(json.dumps({"seconds": round(time.monotonic() - started, 1), **sample()}) + "\n")
-            file.flush()
+            with suppress(OSError, subprocess.SubprocessError):
+                file.write(json.dumps({"seconds": round(time.monotonic() - started, 1), **sample()}) + "\n")
+                file.flush()
             if not seconds:
                 print("sampled", flush=True)
             time.sleep(seconds)
