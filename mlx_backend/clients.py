@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 type Language = Literal["sh", "toml", "json", "yaml", "python", "javascript", "text"]
 
+type Kind = Literal["agent", "app", "sdk"]
+
+KINDS: Final[Mapping[Kind, str]] = {"agent": "coding agent", "app": "app", "sdk": "SDK"}
+"""Every kind of client, in the order of lists, in words."""
 KEY_VARIABLE: Final = "MLX_BACKEND_API_KEY"
 UNUSED: Final = "unused"
 """What clients that ask for a key are given where the server has none."""
@@ -102,7 +106,7 @@ class ClientSetup:
     """
 
     title: str
-    kind: Literal["agent", "app", "sdk"] = "agent"
+    kind: Kind = "agent"
     version: str = ""
     apis: str = ""
     tried: str = ""

@@ -13,6 +13,7 @@ Errors about a model's name are in registry/errors.py; api/errors.py decides whi
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -100,10 +101,14 @@ class ReplySuperseded(Exception):
 
 MAX_QUOTE_LENGTH = 300
 """Characters of another program's error that are repeated: a server may have written them."""
+_ERROR_NUMBER = re.compile(r"\[Errno -?\d+\] ")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, not all of a long one, without its full stop; else its class's name."""
-    lines = str(error).strip().splitlines()
+    """Return the first line of an error's text for people, not all of a long one; else its class's name.
+
+    Without its full stop, and without the number that the system has for it.
+    """
+    lines = _ERROR_NUMBER.sub("", str(error)).strip().splitlines()
     line = lines[0].rstrip(" .:?") if lines else type(error).__name__
     return line if len(line) <= MAX_QUOTE_LENGTH else line[: MAX_QUOTE_LENGTH - 1] + "…"

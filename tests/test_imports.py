@@ -1,9 +1,13 @@
 """Imports go one way: plugin -> conversation <- server, and in each from the top floor down."""
 
 import ast
+import json
+import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -65,6 +69,58 @@ def loaded_after_importing(module: str) -> set[str]:
 @pytest.mark.parametrize(("module", "forbidden"), ROWS, ids=[row[0] for row in ROWS])
 def test_a_room_does_not_load_what_it_refuses_to_know(module: str, forbidden: list[str]) -> None:
     assert loaded_after_importing(module).isdisjoint(forbidden)
+
+
+HEAVY = (
+    "mlx_lm",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "pydantic",
+    "werkzeug",
+    "waitress",
+    "prompt_toolkit",
+)
+LIGHT_COMMANDS = (
+    ["help"],
+    ["list"],
+    ["recommend"],
+    ["ps"],
+    ["stop", "mlx-demo"],
+    ["load", "mlx-demo"],
+    ["connect"],
+    ["connect", "codex"],
+    ["pull", "mlx-demo"],
+    ["rm", "nothing"],
+    ["show", "nothing"],
+    ["chat", "nothing", "-p", "hello"],
+    ["bench", "nothing"],
+    ["serve", "--nothing"],
+    ["serve", "nothing"],
+    ["serve", "--port", "BUSY"],
+)
+
+
+def test_a_command_that_computes_nothing_loads_nothing_heavy(tmp_path: Path) -> None:
+    """They are run one after the other in one process, so what one of them loads is found at that one."""
+    code = (
+        "import json, sys; from contextlib import suppress; from mlx_backend.cli import main\n"
+        f"for words in json.loads(sys.argv[1]):\n with suppress(SystemExit): main(words)\n"
+        f" loaded = [each for each in {HEAVY} if each in sys.modules]\n"
+        " if loaded: sys.exit(f'{words} {loaded}')"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as busy, socket.create_server(("127.0.0.1", 0)) as closed:
+        threading.Thread(target=lambda: busy.accept()[0].close()).start()  # another program's server
+        port = str(busy.getsockname()[1])
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        closed.close()
+        commands = json.dumps(LIGHT_COMMANDS).replace("BUSY", port)
+        environment = {**os.environ, "MLX_BACKEND_URL": url, "HF_HOME": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", code, commands], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
+    assert f"Port {port} is in use" in done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def modules_of(package: str) -> list[str]:

@@ -227,6 +227,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, and show it."""
     raise_interrupts()
     local = LocalModels()
+    if arguments.model:
+        arguments.model, effort = local.without_effort(arguments.model)
+        arguments.effort = arguments.effort or (effort and [effort])
     with closing(RunningServer.of(arguments)) as running:
         if (name := name_on_server(running, arguments, local.source)) is not None:
             return _measure(running, name, arguments)

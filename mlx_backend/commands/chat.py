@@ -32,7 +32,12 @@ MAX_PIPED_BYTES = 64 << 20
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.usage = "mlx-backend chat [MODEL] [PROMPT] [option …]"
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="a name or folder; gpt-oss:20b will do")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="a name or folder; gpt-oss:20b will do, and gpt-oss:20b:high",
+    )
     parser.add_argument("words", metavar="PROMPT", nargs="?", help="the same as -p PROMPT")
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="ask this, print the answer and end")
     parser.add_argument("--effort", metavar="E", help="reasoning effort: one of the model's own levels")
@@ -48,9 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Talk, or print one answer."""
     raise_interrupts()
     asked = _asked(arguments)
-    images = [image_part(file) for file in arguments.image]
+    images = [(file, image_part(file)) for file in arguments.image]
     with answering(arguments) as (server, model):
-        chat = ChatSession(server, model, system=arguments.system, images=images)
+        chat = ChatSession(server, model, system=arguments.system)
+        for file, image in images:
+            chat.show(file, image)
         if arguments.effort is not None:
             chat.set_effort(arguments.effort)
         if asked is None:
@@ -58,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
             return Talk(chat).run()
         if arguments.json:
-            print_json(server.post("/v1/chat/completions", chat.body(chat.message(asked))))
+            print_json(chat.answer(chat.message(asked)))
             return 0
         return 0 if chat.send(chat.message(asked)) else INTERRUPTED
 
@@ -99,6 +106,9 @@ def _piped() -> str:
 def answering(arguments: argparse.Namespace) -> Iterator[tuple[RunningServer, str]]:
     """Yield a server that has the model, and its name there: one that runs, else one of this process."""
     local = LocalModels()
+    if arguments.model:
+        arguments.model, effort = local.without_effort(arguments.model)
+        arguments.effort = arguments.effort or effort
     with closing(RunningServer.of(arguments)) as server:
         if (name := name_on_server(server, arguments, local.source)) is not None:
             yield server, name

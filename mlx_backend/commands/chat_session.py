@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import mimetypes
+import re
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.commands.errors import CommandError
 from mlx_backend.commands.list import marked_levels
+from mlx_backend.commands.options import values_of
 from mlx_backend.conversation.effort import EffortError, parse_effort
+from mlx_backend.registry.errors import ConfigurationError
+from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mlx_backend.commands.running_server import RunningServer
 
-MAX_IMAGE_BYTES = 32 << 20
+_PART = re.compile(r"messages\W+(\d+)\W+content\W+(\d+)")
+"""Where the server's errors say that a part of a message is."""
 
 
 @dataclass
 class ChatSession:
-    """A conversation with one model. `images` are shown with the next message; `failed` is one without an answer."""
+    """A conversation with one model. `images` are shown with the next message; `failed` is one without an answer.
+
+    `files` are those of all images, by their URLs.
+    """
 
     server: RunningServer
     model: str
@@ -29,6 +41,12 @@ class ChatSession:
     images: list[dict[str, Any]] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     failed: dict[str, Any] | None = None
+    files: dict[str, str] = field(default_factory=dict)
+
+    def show(self, file: str, image: dict[str, Any]) -> None:
+        """Show the image of a file with the next message."""
+        self.images.append(image)
+        self.files[image["image_url"]["url"]] = file
 
     def message(self, text: str) -> dict[str, Any]:
         """Return a message of this text and the images."""
@@ -41,6 +59,23 @@ class ChatSession:
         effort = {} if self.effort is None else {"reasoning_effort": self.effort}
         return {"model": self.model, "messages": [*system, *self.messages, message], **effort, **more}
 
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return the whole answer to a message, as the server sends it."""
+        body = self.body(message)
+        with self._naming_files(body):
+            return self.server.post("/v1/chat/completions", body)
+
+    @contextmanager
+    def _naming_files(self, body: dict[str, Any]) -> Iterator[None]:
+        """Name the file of a picture that the server refuses: it knows only where in the request that is."""
+        try:
+            yield
+        except CommandError as error:
+            found = _PART.search(error.param)
+            part = body["messages"][int(found[1])]["content"][int(found[2])] if found else {}
+            file = self.files.get(part.get("image_url", {}).get("url", ""))
+            raise (CommandError(f"{file}: {error}") if file else error) from None
+
     def send(self, message: dict[str, Any]) -> bool:
         """Show the answer to a message while it comes, and remember both; False if Ctrl-C ended it."""
         from mlx_backend.commands.chat_screen import Screen
@@ -52,7 +87,7 @@ class ChatSession:
         self.images, self.failed = [], message
         screen = Screen()
         try:
-            with screen, self.server.stream("/v1/chat/completions", body) as events:
+            with screen, self._naming_files(body), self.server.stream("/v1/chat/completions", body) as events:
                 for event in events:
                     for choice in event.get("choices", ()):
                         delta = choice["delta"]
@@ -102,8 +137,14 @@ def image_part(name: str) -> dict[str, Any]:
     if not kind.startswith("image/"):
         raise CommandError(f"{file} is no picture, by its name.")
     try:
-        if file.stat().st_size > MAX_IMAGE_BYTES:
-            raise CommandError(f"{file} is larger than {MAX_IMAGE_BYTES >> 20} MiB.")
+        most = Settings(**values_of(Settings, argparse.Namespace())).max_image_bytes
+    except ConfigurationError as error:
+        raise CommandError(str(error)) from None
+    try:
+        if file.stat().st_size > most:
+            raise CommandError(
+                f"{file} is larger than {most >> 20} MB, which is the limit of servers here (--max-image-mb)."
+            )
         data = base64.b64encode(file.read_bytes()).decode()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -122,10 +122,11 @@ class Talk:
             models = [each["id"] for each in self._chat.server.models() if each.get("type") == "llm"]
             self._say(" ".join(f"{each}*" if each == self._chat.model else each for each in models))
             return
-        found = self._chat.server.model_name(name)
+        found, effort = self._chat.server.model_and_effort(name)
         with console().status(f"Loading {found} …"):
             self._chat.server.post_to_model(found, "load")
         self._chat.model = found
+        self._chat.effort = effort or self._chat.effort
         efforts = self._chat.efforts()
         self._say(f"{found} · {f'effort {efforts}' if efforts else 'no levels of effort'}")
 
@@ -139,7 +140,8 @@ class Talk:
             raise CommandError("Which? /image FILE.")
         if "vision" not in self._chat.described().get("capabilities", ()):
             raise CommandError(f"{self._chat.model} does not see pictures here.")
-        self._chat.images.append(image_part(file.strip("'\"")))
+        file = file.strip("'\"")
+        self._chat.show(file, image_part(file))
         self._say(f"{len(self._chat.images)} with the next message")
 
     def _retry(self, _: str) -> None:

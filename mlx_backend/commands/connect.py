@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.clients import CLIENTS, KEY_VARIABLE, UNUSED, ServerAccess
+from mlx_backend.clients import CLIENTS, KEY_VARIABLE, KINDS, UNUSED, ServerAccess
 from mlx_backend.commands.errors import NO_SERVER, WRONG_USAGE, CommandError
 from mlx_backend.commands.files import write_file
 from mlx_backend.commands.running_server import RunningServer, add_server_options
@@ -31,6 +31,7 @@ from mlx_backend.commands.terminal import (
     print_table,
     printable,
 )
+from mlx_backend.errors import first_line
 
 if TYPE_CHECKING:
     import argparse
@@ -101,12 +102,13 @@ def _list(*, as_json: bool) -> int:
     rows = [
         (
             name,
-            client.title if client.title != name else "",
+            KINDS[client.kind],
+            client.title,
             ", ".join(each.file for each in client.snippets if each.file),
         )
-        for name, client in CLIENTS.items()
+        for name, client in sorted(CLIENTS.items(), key=lambda item: list(KINDS).index(item[1].kind))
     ]
-    print_table(("client", "", "--write puts it into"), rows)
+    print_table(("CLIENT", "KIND", "", "--write PUTS IT INTO"), rows)
     return 0
 
 
@@ -147,14 +149,14 @@ def _access_to(server: RunningServer, arguments: argparse.Namespace) -> ServerAc
             raise CommandError(f"{error} Or say which model the client is to use, with --model.") from None
         print(f"{error} What follows is for that address.", file=sys.stderr)
         return access
-    wanted = None if arguments.model is None else server.model_name(arguments.model)
+    wanted, effort = (None, None) if arguments.model is None else server.model_and_effort(arguments.model)
     listed = [each for each in server.models() if each.get("type") == "llm"]
     chosen = next((each for each in listed if wanted in (None, each["id"])), None)
     if chosen is None:
         raise CommandError(f"The server at {server.url} has no chat model{f' {wanted}' if wanted else ''}.")
     return replace(
         access,
-        model=printable(chosen["id"]),
+        model=printable(f"{chosen['id']}:{effort}" if effort else chosen["id"]),
         context=chosen.get("context_length") or access.context,
         sees="vision" in chosen.get("capabilities", ()),
     )
@@ -193,7 +195,7 @@ def _write(client: ClientSetup, access: ServerAccess, *, is_agreed: bool) -> int
         there = file.read_bytes().decode() if file.exists() else ""
         before = there.replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{snippet.file} cannot be read: {error}.") from None
+        raise CommandError(f"{snippet.file} cannot be read: {first_line(error)}.") from None
     try:
         other = snippet.filled(replace(access, secret=UNUSED if access.secret is None else None))
         after = merged(snippet, before, text, other)

@@ -28,11 +28,15 @@ def exit_codes() -> str:
 
 
 class CommandError(Exception):
-    """What a command was asked to do cannot be done; the text is for people, and says what to do."""
+    """What a command was asked to do cannot be done; the text is for people, and says what to do.
 
-    def __init__(self, message: str, *, status: int = FAILED) -> None:
+    `param` is the field of a request that a server blames.
+    """
+
+    def __init__(self, message: str, *, status: int = FAILED, param: str = "") -> None:
         super().__init__(message)
         self.status = status
+        self.param = param
 
     def show(self, *, as_json: bool = False) -> None:
         """Print it: to standard error, or as an object where JSON is expected."""

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.json_values import MAX_DEPTH, is_too_deep, json_type
+from mlx_backend.errors import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -62,7 +63,7 @@ def read_template(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise InputError(f"cannot read {file}: it is not text in UTF-8") from error
     except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
-        raise InputError(f"cannot read {file}: {error}") from error
+        raise InputError(f"cannot read {file}: {first_line(error)}") from error
 
 
 def answers(

@@ -17,7 +17,7 @@ from mlx_backend.declaration import variable_of
 from mlx_backend.demo import DEMOS, demo_path
 from mlx_backend.device.memory import leaves_room_for_caches, room_for_weights
 from mlx_backend.errors import EngineError
-from mlx_backend.models.names import source_of
+from mlx_backend.models.names import matching, source_of, split_effort
 
 if TYPE_CHECKING:
     import argparse
@@ -144,6 +144,12 @@ class LocalModels:
             return source_of(name, [model.name for model in self.all])
         except EngineError as error:
             raise CommandError(str(error)) from None
+
+    def without_effort(self, name: str) -> tuple[str, str | None]:
+        """Return a name without the effort that it ends with, and that effort; the whole name where a model has it."""
+        base, effort = split_effort(name)
+        has_it = effort is not None and matching(name, [model.name for model in self.all])
+        return (name, None) if has_it else (base, effort)
 
     def find(self, name: str) -> LocalModel:
         """Return the model of that name, or in that folder. Raises CommandError if it is not on this machine."""

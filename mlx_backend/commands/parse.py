@@ -33,6 +33,7 @@ from mlx_backend.commands.errors import WRONG_USAGE, CommandError
 from mlx_backend.commands.json_lines import InputError, answer_input, decode, write, write_text
 from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.conversation.json_values import json_type
+from mlx_backend.errors import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -111,7 +112,9 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             dialect = _of_folder(LocalModels().folder(arguments.model))
         except (OSError, ValueError) as error:
-            raise CommandError(f"{arguments.model} cannot be read: {error}", status=WRONG_USAGE) from None
+            raise CommandError(
+                f"{arguments.model} cannot be read: {first_line(error)}", status=WRONG_USAGE
+            ) from None
     if arguments.list:
         return _list_dialects(as_lines=arguments.jsonl)
     defaults = RawOutput(

@@ -19,7 +19,7 @@ from mlx_backend.commands.suggestions import did_you_mean
 from mlx_backend.declaration import VARIABLE_PREFIX, variable_of
 from mlx_backend.demo import DEMOS
 from mlx_backend.errors import first_line
-from mlx_backend.models.names import matching
+from mlx_backend.models.names import matching, split_effort
 
 if TYPE_CHECKING:
     import argparse
@@ -118,15 +118,22 @@ class RunningServer:
         return list(self.get("/v1/models")["data"])
 
     def model_name(self, name: str) -> str:
-        """Return the server's own name of a model. Raises CommandError."""
+        """Return the server's own name of a model, with the effort that it ends with. Raises CommandError."""
+        found, effort = self.model_and_effort(name)
+        return f"{found}:{effort}" if effort else found
+
+    def model_and_effort(self, name: str) -> tuple[str, str | None]:
+        """Return the server's own name of a model, and the effort that the given one ends with. Raises CommandError."""
         names = [str(model["id"]) for model in self.models()]
-        found = names_meant(name, names)
+        found, (base, effort) = names_meant(name, names), split_effort(name)
+        if effort and not found and len(named := names_meant(base, names)) == 1:
+            return named[0], effort
         if len(found) > 1:
             raise CommandError(f"{name!r} could be {' or '.join(found)}: name one of them.")
         if not found:
             hint = did_you_mean(name, names) or f": there is {', '.join(names[:MAX_NAMES]) or 'none'}."
             raise CommandError(f"The server at {self.url} has no model {name!r}{hint}")
-        return found[0]
+        return found[0], None
 
     def post_to_model(self, name: str, what: str) -> dict[str, Any]:
         """Have a model loaded or unloaded."""
@@ -199,7 +206,11 @@ class RunningServer:
         message = _message(said)
         if status == 401 and not self._has_key:
             message = f"The server at {self.url} wants an API key: give it with --key, or in ${KEY_VARIABLE}."
-        raise CommandError(message or f"The server at {self.url} answered with HTTP status {status}.")
+        error = said.get("error")
+        raise CommandError(
+            message or f"The server at {self.url} answered with HTTP status {status}.",
+            param=str(error.get("param") or "") if isinstance(error, dict) else "",
+        )
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from mlx_backend.commands.list import efforts
 from mlx_backend.commands.local_models import LocalModel, LocalModels, add_folder_options
 from mlx_backend.commands.terminal import add_json_option, print_fields, print_json
 from mlx_backend.device.memory import format_bytes, leaves_room_for_caches
-from mlx_backend.errors import EngineError
+from mlx_backend.errors import EngineError, first_line
 from mlx_backend.models import files
 from mlx_backend.models.folders import format_size
 
@@ -95,7 +95,7 @@ def _template(model: LocalModel) -> str:
         own = files.own_chat_template(model.folder)
         template = files.chat_template(model.folder)
     except (OSError, ValueError) as error:
-        return f"cannot be read: {error}"
+        return f"cannot be read: {first_line(error)}"
     if template is None:
         return "none: messages are written one after the other"
     return f"its own, {len(template):,} characters" if own else "mlx-lm's own for this family"

@@ -222,10 +222,13 @@ def _ignore() -> None:
 
 
 def format_bytes(count: int) -> str:
-    """Write bytes of memory for people, in the units that memory is sold in: 16 GB are 16 · 1024³ bytes."""
+    """Write bytes of memory for people, in the units that memory is sold in: 16 GB are 16 · 1024³ bytes.
+
+    What is no whole number has three digits, so that 15.0 GB stands next to 11.3 GB.
+    """
     unit, name = next((each for each in _UNITS if count >= each[0]), _UNITS[-1])
     value = count / unit
-    return f"{value:.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
+    return f"{value:.0f} {name}" if count % unit == 0 or value >= 100 else f"{value:#.3g} {name}"
 
 
 MIN_FOR_THE_REST = 2 << 30

@@ -3,6 +3,7 @@
     gpt-oss:20b, gpt-oss-20b      mlx-community/gpt-oss-20b-MXFP4-Q8
     qwen3.5:4b                    mlx-community/Qwen3.5-4B-MLX-4bit
     mlx-demo                      the demonstration model that is included
+    gpt-oss:20b:high              the same model as gpt-oss:20b, told to reason much
 
 A short name means a model whose own name begins with the same words and numbers, as long as it is the only one: first
 among those on this machine, then among the recommended ones. Knows names; reads nothing of a model.
@@ -15,6 +16,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlx_backend.conversation.effort import EFFORT_OF, fold
 from mlx_backend.errors import EngineError
 from mlx_backend.models.spec import RECOMMENDED_MODELS, is_repository
 
@@ -40,6 +42,12 @@ def matching(name: str, names: Iterable[str]) -> list[str]:
     asked = words_of(whole) if whole[-1:].isalnum() else []  # `model:` lacks its effort
     starting = [each for each in known if asked and words_of(each)[: len(asked)] == asked]
     return [each for each in starting if words_of(each) == asked] or starting
+
+
+def split_effort(name: str) -> tuple[str, str | None]:
+    """Return a name without the effort that it may end with, and that effort: `mlx-demo:high`."""
+    base, _, word = name.rpartition(":")
+    return (base, word) if base and fold(word) in EFFORT_OF else (name, None)
 
 
 def source_of(name: str, here: Iterable[str] = ()) -> str:

@@ -114,6 +114,7 @@ def test_of_several_models_one_is_chosen_and_the_talk_goes_on_with_another_that_
         "XDG_STATE_HOME": str(tmp_path),
         "MLX_BACKEND_MODELS_DIR": str(models),
         "MLX_BACKEND_PORT": "1",
+        "HOME": str(tmp_path),
     }
     with terminal_process("chat", **environment) as talk:
         assert "second" in talk.until("Which one? [1-4] ")
@@ -130,9 +131,10 @@ def test_of_several_models_one_is_chosen_and_the_talk_goes_on_with_another_that_
         talk.until("mlx-demo-vision · no levels of effort")
         talk.type("/effort high\r")
         talk.until("effort high · mlx-demo-vision has no levels")
-        talk.type(f"/image {tmp_path / 'torn.png'}\r")
+        talk.type("/image ~/torn.png\r")
         talk.until("1 with the next message")
         talk.type("What is in this picture?\r")
+        talk.until("~/torn.png: ")
         talk.until("/retry sends")
         talk.until(">>> ")
         talk.type(f"/image '{picture}'\r")
@@ -161,6 +163,12 @@ def test_what_is_piped_in_and_is_no_text_is_refused() -> None:
     assert b"not text in UTF-8: byte 4" in done.stderr
 
 
+def test_a_name_may_end_with_an_effort_as_it_may_for_the_api(url: str) -> None:
+    reply = json.loads(piped("mlx-demo:off", QUESTION, "--json", "--url", url).stdout)
+    assert reply["model"] == "mlx-demo"
+    assert "reasoning_content" not in reply["choices"][0]["message"]
+
+
 def test_json_is_the_whole_reply(url: str) -> None:
     reply = json.loads(piped("mlx-demo", QUESTION, "--json", "--url", url).stdout)
     assert reply["choices"][0]["message"]["content"] == ANSWER
@@ -179,6 +187,7 @@ def test_json_is_the_whole_reply(url: str) -> None:
         ),
         (["mlx-demo", "-p", "hi", "--image", "/no/such.png"], 1, "cannot be read: No such file"),
         (["mlx-demo", "-p", "hi", "--image", __file__], 1, "is no picture"),
+        (["mlx-demo:hihg", "-p", "hi"], 1, "There is no model 'mlx-demo:hihg' here"),
         (["mlx-demo", "hi", "-p", "hi"], 2, "the prompt is there twice"),
         (["-p", "hi", "--url", "http://127.0.0.1:1"], 3, "No server answers at http://127.0.0.1:1"),
         (["mlx-dmo", "-p", "hi"], 1, "did you mean mlx-demo?"),

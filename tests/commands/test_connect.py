@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import subprocess
 import tomllib
 from typing import TYPE_CHECKING, Any
@@ -255,6 +256,21 @@ def test_a_wrong_name_is_refused(
 @pytest.mark.parametrize("name", ["Claude Code", "claude", "CODEX", "codex-cli", "webui"])
 def test_clients_are_known_by_what_people_call_them(name: str, served: RunningServer, home: Path) -> None:
     assert connect(served, name) == 0
+
+
+def test_a_client_can_be_given_a_model_with_an_effort(
+    served: RunningServer, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = served.call("/v1/models")[1]["data"][0]["id"]
+    assert connect(served, "codex", "--model", f"{model}:high") == 0
+    assert f'model = "{model}:high"' in capsys.readouterr().out
+
+
+def test_the_list_has_coding_agents_first_and_sdks_last(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["connect"]) == 0
+    kinds = re.findall("coding agent|app(?=  )|SDK", capsys.readouterr().out)
+    assert kinds == sorted(kinds, key=["coding agent", "app", "SDK"].index)
+    assert len(kinds) == len(CLIENTS)
 
 
 def test_without_a_server_it_says_so_and_writes_nothing_without_a_model(

@@ -52,7 +52,9 @@ def test_ps_load_and_stop(url: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["ps"], None, 1, "wants an API key: give it with --key, or in $MLX_BACKEND_API_KEY"),
         (["load", "mlx-dmo"], KEY, 1, "has no model 'mlx-dmo'; did you mean"),
         (["stop", "mlx-demo"], KEY, 1, "pinned"),
-        (["ps", "--url", "http://127.0.0.1:1"], KEY, 3, "No server answers at http://127.0.0.1:1"),
+        (["stop", "mlx-demo:high"], KEY, 1, "pinned"),
+        (["load", "mlx-demo:hihg"], KEY, 1, "has no model 'mlx-demo:hihg'"),
+        (["ps", "--url", "http://127.0.0.1:1"], KEY, 3, "http://127.0.0.1:1 (Connection refused). Start one"),
         (["ps", "--url", "ftp://x"], KEY, 3, "ftp://x"),
     ],
 )

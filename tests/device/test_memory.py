@@ -72,11 +72,12 @@ def test_caches_outside_of_the_devices_memory_and_a_step_share_the_margin() -> N
 
 
 def test_sizes_are_written_in_the_unit_that_fits() -> None:
-    assert [format_bytes(count) for count in (512, 3 << 20, 1020 << 20, 5 << 30)] == [
-        "0.5 KB",
+    assert [format_bytes(count) for count in (512, 3 << 20, 1020 << 20, 5 << 30, 16_100_000_000)] == [
+        "0.500 KB",
         "3 MB",
         "1020 MB",
         "5 GB",
+        "15.0 GB",
     ]
 
 

@@ -29,7 +29,7 @@ def test_gpt_oss_20b_on_a_mac_with_16_gb() -> None:
         "The model 'mlx-community/gpt-oss-20b-MXFP4-Q8' needs 11.3 GB of memory for its weights alone, and models may "
         "use 9.12 GB of the 16 GB here. A smaller one that fits: mlx-community/Qwen3.5-9B-4bit "
         "(5.57 GB). `sudo sysctl iogpu.wired_limit_mb=13824` lets models use enough until the next restart of the "
-        "Mac, and leaves 2.5 GB for everything else. --memory-gb 12 loads it regardless; the Mac may then swap, and "
+        "Mac, and leaves 2.50 GB for everything else. --memory-gb 12 loads it regardless; the Mac may then swap, and "
         "answer very slowly."
     )
 
@@ -63,7 +63,7 @@ def test_no_smaller_model_is_named_where_none_fits() -> None:
 def test_linux_has_no_sysctl_for_it() -> None:
     machine = Machine(system="Linux", memory=16 * GB)
     assert too_large(GPT_OSS, GPT_OSS_BYTES, 10 * GB, is_given=False, machine=machine) == (
-        f"The model '{GPT_OSS}' needs 11.3 GB of memory for its weights alone, and models may use 9.5 GB here. "
+        f"The model '{GPT_OSS}' needs 11.3 GB of memory for its weights alone, and models may use 9.50 GB here. "
         "If there is more memory, --memory-gb 12 raises the limit."
     )
 
@@ -72,6 +72,6 @@ def test_linux_has_no_sysctl_for_it() -> None:
 def test_a_limit_that_was_given_is_the_one_to_raise(gigabytes: int) -> None:
     said = too_large(GPT_OSS, GPT_OSS_BYTES, 8 * GB, is_given=True, machine=mac(gigabytes))
     assert said == (
-        f"The model '{GPT_OSS}' needs 11.3 GB of memory for its weights alone, and --memory-gb 8 leaves 7.6 GB for "
+        f"The model '{GPT_OSS}' needs 11.3 GB of memory for its weights alone, and --memory-gb 8 leaves 7.60 GB for "
         "weights. If there is more memory, --memory-gb 12 raises the limit."
     )

@@ -30,7 +30,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.engine.distributed.wire import Wire, accept, connect, open_listener
-from mlx_backend.errors import EngineError, EngineStopped
+from mlx_backend.errors import EngineError, EngineStopped, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,7 +98,7 @@ class Leader:
         try:
             self._listener = open_listener(addresses, int(port or 0))
         except OSError as error:
-            raise EngineError(f"Rank 0 cannot listen for the other ranks: {error}.") from error
+            raise EngineError(f"Rank 0 cannot listen for the other ranks: {first_line(error)}.") from error
         self.endpoint = Endpoint(addresses, self._listener.getsockname()[1], secrets.token_bytes(32))
 
     def accept_followers(self, *, timeout: float = JOIN_TIMEOUT) -> None:
@@ -156,7 +156,9 @@ class Leader:
             try:
                 wire.send(message)
             except OSError as error:
-                raise self.lost_rank(timeout=2.0) or EngineStopped(f"A rank was lost: {error}.") from error
+                raise self.lost_rank(timeout=2.0) or EngineStopped(
+                    f"A rank was lost: {first_line(error)}."
+                ) from error
 
     def stop_followers(self, reason: str) -> None:
         """Tell all followers to stop; with a reason if something has failed."""
@@ -295,7 +297,7 @@ def _connect(rank: int, endpoint: Endpoint) -> Wire:
             # Rank 0 authenticates one connection after the other, so an answer may take as long as joining does.
             return connect(address, endpoint.port, endpoint.authkey, timeout=JOIN_TIMEOUT)
         except OSError as error:
-            reasons.append(f"{address}: {error}")
+            reasons.append(f"{address}: {first_line(error)}")
     raise EngineError(
         f"Rank {rank} cannot reach rank 0 at {endpoint} ({'; '.join(reasons)}). A firewall may be in between; "
         f"{LEADER_VARIABLE} names another address, as host or host:port."

@@ -140,8 +140,8 @@ def test_images_that_can_never_be_seen_are_refused_with_the_figures() -> None:
     budget.check(100, "The request", ImageBytes(1_000, 6_900))
     with pytest.raises(
         EngineRefused,
-        match=r"of memory for its cache and its images; the model leaves 8\.3 KB of 9\.77 KB, enough for 100 tokens of "
-        r"prompt and reply together\. Ask for fewer tokens, send fewer or smaller images, or raise",
+        match=r"of memory for its cache and its images; the model leaves 8\.30 KB of 9\.77 KB, enough for 100 tokens "
+        r"of prompt and reply together\. Ask for fewer tokens, send fewer or smaller images, or raise",
     ):
         budget.check(101, "The request", ImageBytes(1_000, 6_900))
     memory.reserve(0).set_working(500)
