@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_lm
 import pytest
-from architecture_checks import Model, crowd, edited, next_turn, requests, restart, seeds, text_drafts
+from architecture_checks import REPLY, Model, crowd, edited, next_turn, requests, restart, seeds, text_drafts
 from architectures import write
 from drafting import alone, generate, loaded_batch, tokens
+from engine_requests import together
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache
+from mtp_heads import add_head, extra_layer, learnt_head, original, weights_of
+from seeing import LAYOUTS, Seeing, noise
+from seeing import TEXT as SEEN_TEXT
 from tolerances import VECTOR_ATOL, check_replies
+from vision_models import needs_mlx_vlm, write_gemma4, write_qwen3_5
 
+from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.arrays import as_ints
+from mlx_backend.engine.mlx.kv_cache import is_quantized
 from mlx_backend.engine.mlx.mlx_lm_patches import (
     DequantizedArray,
     GrowingKVCache,
@@ -23,12 +30,14 @@ from mlx_backend.engine.mlx.mlx_lm_patches import (
     SharedArrays,
     _attend,
 )
+from mlx_backend.layers.architecture import load_network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from architecture_checks import Reply
+    from vision_models import SeeingModel
 
 WIDE: dict[str, dict[str, Any]] = {
     "gpt_oss": {"head_dim": 32},  # windows and sinks
@@ -101,6 +110,42 @@ def test_one_reply_is_what_mlx_lms_own_quantised_caches_make_of_it(qwen: Path) -
     with loaded_batch(qwen, kv_bits=8) as batch:
         found = tokens(generate(batch, asked))  # up to an end token
     assert found == [each[: len(own)] for each, own in zip(expected, found, strict=True)]
+
+
+@pytest.mark.parametrize("architecture", ["glm4_moe", "qwen3_5"])
+def test_an_mtp_head_drafts_from_quantised_pairs_and_changes_nothing(
+    tmp_path: Path, architecture: str
+) -> None:
+    folder = write(tmp_path / "model", architecture, sizes={"head_dim": 32})
+    asked, options = requests(), {"kv_bits": 8, "kv_group_size": 32}
+    with loaded_batch(folder, **options) as batch:
+        expected = tokens(alone(batch, asked))
+    head = weights_of(learnt_head(folder, [each.prompt for each in asked], tokens=REPLY))
+    count = len(load_network(folder)[0].layers)
+    if architecture == "glm4_moe":
+        add_head(folder, extra_layer(head), form="pt", prefix=f"model.layers.{count}.")
+    else:
+        add_head(folder, original(head), form="pt")
+    with loaded_batch(folder, draft_tokens=3, **options) as drafting:
+        *_, pairs, hidden = drafting.runtime.networks.fresh_layers()
+        assert (is_quantized(pairs), is_quantized(hidden)) == (True, False)
+        found = [*alone(drafting, asked), *generate(drafting, asked[:3])]
+    assert tokens(found) == [*expected, *expected[:3]]
+    assert sum(each.ended.accepted_tokens for each in found if each.ended is not None) > 0
+
+
+@needs_mlx_vlm
+@pytest.mark.parametrize("write_seeing", [write_gemma4, write_qwen3_5], ids=["windows", "states"])
+def test_images_are_seen_through_quantised_caches(
+    tmp_path: Path, write_seeing: Callable[[Path], SeeingModel]
+) -> None:
+    model = write_seeing(tmp_path)
+    with load_engine(model.folder, kv_bits=8, kv_group_size=32) as engine:
+        seeing = Seeing(model, engine)
+        asked = [seeing.request(*layout) for layout in LAYOUTS.values()]
+        expected = [seeing.reply(each) for each in asked]
+        assert expected[0] != seeing.reply(seeing.request((2, 10, 11), noise(2), SEEN_TEXT))
+        check_replies(engine, asked, together(engine, asked), expected)
 
 
 def random(*shape: int, seed: int) -> mx.array:
