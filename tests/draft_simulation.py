@@ -72,6 +72,7 @@ class Generated:
     is_pending: bool = True
     num_to_replay: int = 0
     request: Any = field(default_factory=lambda: SimpleNamespace(max_tokens=UNLIMITED, sampling=Sampling()))
+    sampler: Any = field(default_factory=lambda: SimpleNamespace(constraint=None))
 
     @property
     def num_sampled(self) -> int:
@@ -174,7 +175,7 @@ class SimulatedDevice:
         self.steps += 1
         self._now += self.costs.host
         drafting = self._drafting
-        limits = drafting.plan(self._sequences, [UNLIMITED] * len(self._running)) if drafting else []
+        limits = drafting.plan(self._sequences, constrained=True) if drafting else []
         if drafting is None or not any(limits):
             self._set_merged(merged=True)
             before = self._busy_until

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from inspect import signature
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -28,13 +31,32 @@ def text_of(network: Any) -> Any:
     return getattr(network, "language_model", network)
 
 
+def backbone_of(network: Any) -> Any:
+    """Return what makes tokens hidden vectors."""
+    text = text_of(network)
+    return text.backbone if "backbone" in text else text.model
+
+
+def embedding_of(network: Any) -> Any:
+    """Return what embeds tokens."""
+    backbone = backbone_of(network)
+    return backbone.embeddings if "embeddings" in backbone else backbone.embed_tokens
+
+
 def random_head(model: Path, *, seed: int = 5) -> Head:
     """Return a head of a model's sizes."""
     network, _ = load_network(model)
-    text = text_of(network)
+    text, layers = text_of(network), backbone_of(network).layers
     mx.random.seed(seed)
-    index, like = [(at, each) for at, each in enumerate(text.layers) if hasattr(each, "self_attn")][-1]
-    head = Head(type(like)(text.args, index), text.args.hidden_size, text.args.rms_norm_eps)
+    if hasattr(layers[0], "block_type"):
+        own = [type(layers[0])(text.args, kind) for kind in "*E"]
+    else:
+        index, like = [(at, each) for at, each in enumerate(layers) if hasattr(each, "self_attn")][-1]
+        own = [type(like)(*[text.args, index][: len(signature(type(like)).parameters)])]
+    norm = [module for module in backbone_of(network).children().values() if isinstance(module, nn.RMSNorm)][
+        -1
+    ]
+    head = Head(own, norm.weight.size, norm.eps)
     head.update(tree_map(lambda value: value + 0.05 * mx.random.normal(value.shape), head.parameters()))
     return head
 
@@ -42,21 +64,43 @@ def random_head(model: Path, *, seed: int = 5) -> Head:
 def learnt_head(model: Path, prompts: Iterable[Sequence[int]], *, tokens: int) -> Head:
     """Return a head that has learnt what its model says after some prompts, greedily."""
     network, _ = load_network(model)
-    text, head = text_of(network), random_head(model)
     texts = [_said(network, prompt, tokens) for prompt in prompts]
-    hidden = [text.model(said[None, :-1], make_prompt_cache(network)) for said in texts]
-    mx.eval(hidden)
+    lesson = Lesson.of(network, [(text, mx.ones(text.shape)) for text in texts])
+    return teach(network, random_head(model), repeat(lesson, LEARNING_STEPS), rate=0.01)
 
-    def loss(learner: Head) -> mx.array:
-        losses = []
-        for said, each in zip(texts, hidden, strict=True):
-            guess = learner(text.model.embed_tokens(said[None, 1:-1]), each[:, :-1], None)
-            losses.append(nn.losses.cross_entropy(text.lm_head(guess), said[None, 2:], reduction="mean"))
-        return mx.stack(losses).mean()
 
-    adam, gradients = optimizers.Adam(0.01), nn.value_and_grad(head, loss)
-    for _ in range(LEARNING_STEPS):
-        _, changes = gradients(head)
+@dataclass(frozen=True)
+class Lesson:
+    """Texts ([tokens]), the weight of each of their tokens, and the hidden vectors that a model has for them."""
+
+    texts: Sequence[tuple[mx.array, mx.array]]
+    hidden: Sequence[mx.array]
+
+    @classmethod
+    def of(cls, network: Any, texts: Sequence[tuple[mx.array, mx.array]]) -> Lesson:
+        """Have a model read texts."""
+        hidden = [backbone_of(network)(text[None], make_prompt_cache(network)) for text, _ in texts]
+        mx.eval(hidden)
+        return cls(texts, hidden)
+
+
+def teach(network: Any, head: Head, lessons: Iterable[Lesson], *, rate: float) -> Head:
+    """Have a head learn the tokens after next, a step for each lesson."""
+    text, embed = text_of(network), embedding_of(network)
+    output = text.lm_head if "lm_head" in text else embed.as_linear
+
+    def loss(learner: Head, lesson: Lesson) -> mx.array:
+        losses, total = [], mx.array(0.0)
+        for (said, weights), hidden in zip(lesson.texts, lesson.hidden, strict=True):
+            guess = learner(embed(said[None, 1:-1]), hidden[:, :-2], None)
+            found = nn.losses.cross_entropy(output(guess)[0], said[2:], weights=weights[2:])
+            losses.append(found.sum())
+            total += weights[2:].sum()
+        return mx.stack(losses).sum() / total
+
+    adam, gradients = optimizers.Adam(rate), nn.value_and_grad(head, loss)
+    for lesson in lessons:
+        _, changes = gradients(head, lesson)
         adam.update(head, changes)
         mx.eval(head.parameters(), adam.state)
     return head
@@ -110,21 +154,57 @@ EXTRA_NAMES = {
 }
 
 
-def extra_layer(weights: Weights) -> Weights:
-    """Return a head's weights as of a layer after the last, as GLM and DeepSeek have them: each expert by itself."""
+def _experts_apart(weights: Weights, names: Mapping[str, str]) -> Weights:
+    found: Weights = {}
+    for name, value in weights.items():
+        mixture, _, part = name.partition(".switch_mlp.")
+        layer, _, kind = part.partition(".")
+        if part:
+            own = f"{names.get(layer, layer)}.{kind}"
+            found |= {f"{mixture}.experts.{at}.{own}": each for at, each in enumerate(value)}
+        else:
+            found[name] = value
+    return found
+
+
+def _renamed(weights: Weights, names: Mapping[str, str]) -> Weights:
     found: Weights = {}
     for name, value in weights.items():
         stem, _, kind = name.rpartition(".")
-        mixture, _, part = name.removeprefix("layers.0.").partition(".switch_mlp.")
-        if stem in EXTRA_NAMES:
-            found[f"{EXTRA_NAMES[stem]}.{kind}"] = value
-        elif part:
-            found |= {f"{mixture}.experts.{at}.{part}": each for at, each in enumerate(value)}
-        else:
-            found[mixture] = value
+        found[f"{names.get(stem, stem)}.{kind}"] = value
+    return found
+
+
+def extra_layer(weights: Weights) -> Weights:
+    """Return a head's weights as of a layer after the last, as GLM and DeepSeek have them: each expert by itself."""
+    found = _renamed(_experts_apart(weights, {}), EXTRA_NAMES)
     width = weights["norm.weight"].size
     copies = dict.fromkeys(("embed_tokens.weight", "shared_head.head.weight"), mx.zeros((8, width)))
-    return found | copies
+    return {name.removeprefix("layers.0."): value for name, value in found.items()} | copies
+
+
+def nemotron(weights: Weights) -> Weights:
+    """Return a head's weights as Nemotron-H has them: in two layers, each expert by itself."""
+    names = {
+        "fc": "layers.0.eh_proj",
+        "pre_fc_norm_embedding": "layers.0.enorm",
+        "pre_fc_norm_hidden": "layers.0.hnorm",
+        "norm": "layers.1.final_layernorm",
+    }
+    return _renamed(_experts_apart(weights, {"fc1": "up_proj", "fc2": "down_proj"}), names)
+
+
+def mimo(weights: Weights) -> Weights:
+    """Return a head's weights as MiMo has them, whose projection takes the hidden vector first."""
+    names = {
+        "fc": "input_proj",
+        "pre_fc_norm_embedding": "token_layernorm",
+        "pre_fc_norm_hidden": "hidden_layernorm",
+        "norm": "final_layernorm",
+    }
+    embedding, hidden = mx.split(weights["fc.weight"], 2, axis=-1)
+    turned = weights | {"fc.weight": mx.concatenate([hidden, embedding], axis=-1)}
+    return {name.removeprefix("layers.0."): value for name, value in _renamed(turned, names).items()}
 
 
 def add_head(model: Path, weights: Weights, *, form: str = "mlx", prefix: str = "mtp.") -> Path:

@@ -1,9 +1,10 @@
 """How many drafted tokens are accepted, and how many runs of the model a reply takes: counts, not times.
 
-    python tests/benchmarks/bench_draft_acceptance.py [--replies 8] [--tokens 60] [--temperatures 0 0.7 1]
+    python tests/benchmarks/bench_draft_acceptance.py [--replies 8] [--tokens 60] [--temperatures 0 0.7] [--lessons 300]
 
 Four tokens are drafted in every step, whether that pays or not: by the model itself (*twin*), by the model with noise
-on its weights or rounded to 4 bits, and from the text. The models are the demo model, with questions that it was
+on its weights or rounded to 4 bits, from the text, and by an MTP head, which learns from the demo model's corpus first,
+a few minutes. The models are the demo model, with questions that it was
 trained on and is sure of at any temperature, and a gpt_oss with random weights. Its logits are scaled, so that the next
 token is about as sure as in a text.
 """
@@ -11,11 +12,13 @@ token is about as sure as in a text.
 from __future__ import annotations
 
 import argparse
+import json
+import random
 import shutil
 import sys
 import tempfile
 from dataclasses import replace
-from itertools import count
+from itertools import batched, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +27,17 @@ import mlx.core as mx
 from drafting import alone, generate, loaded_batch
 from engine_models import write_model
 from mlx_lm import convert
+from mtp_heads import Lesson, random_head, teach, weights_of
+from training.chat.corpus import dialogue
+from training.chat.encode import IGNORED, encode
+from transformers import AutoTokenizer
 
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import GenerationRequest, Sampling
+from mlx_backend.layers.architecture import load_network
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from drafting import FoundReply
 
@@ -48,6 +56,7 @@ QUESTIONS = (
 NOISE = 0.05  # of each weight's own size
 SHARPENED = 18.0  # times the random logits
 DRAFTS = 4
+TEXTS, MAX_LESSON = 4, 700  # of a lesson, and the most tokens of one
 
 
 def main() -> None:
@@ -56,11 +65,12 @@ def main() -> None:
     parser.add_argument("--replies", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=60, help="of each reply, at most")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
+    parser.add_argument("--lessons", type=int, default=300, help="of the head; 0: none is made")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        random = write_model(Path(scratch) / "random", eos_token_id=[])
-        _change(random, lambda name, value: value * SHARPENED if name.startswith("lm_head") else value)
-        for name, model in (("demo", MODEL_PATH), ("random", random)):
+        unsure = write_model(Path(scratch) / "random", eos_token_id=[])
+        _change(unsure, lambda name, value: value * SHARPENED if name.startswith("lm_head") else value)
+        for name, model in (("demo", MODEL_PATH), ("random", unsure)):
             _compare(name, model, Path(scratch) / f"{name}-drafts", options)
 
 
@@ -70,6 +80,8 @@ def _compare(name: str, model: Path, folder: Path, options: argparse.Namespace) 
         "twin": {"draft_model": str(model)},
         "text": {"draft_from_text": True},
     }
+    if name == "demo" and options.lessons:
+        kinds["head"] = {"draft_model": str(_head(model, folder / "head", options.lessons))}
     if name != "demo":
         convert(str(model), str(folder / "4-bit"), quantize=True, q_bits=4, q_group_size=32)
         kinds["noisy"] = {"draft_model": str(_with_noise(model, folder / "noisy"))}
@@ -101,6 +113,26 @@ def _requests(batch: MLXBatch, temperature: float, options: argparse.Namespace) 
         request = GenerationRequest(prompt=prompt, max_tokens=options.tokens)
         asked.append(replace(request, sampling=Sampling(temperature=temperature, seed=at)))
     return asked
+
+
+def _head(model: Path, folder: Path, lessons: int) -> Path:
+    """Write a head that has learnt from dialogues of the corpus that the demo model was trained on."""
+    network, _ = load_network(model)
+    tokenizer, rng = AutoTokenizer.from_pretrained(str(model)), random.Random(1)
+
+    def texts() -> Iterator[tuple[mx.array, mx.array]]:
+        while True:
+            example = encode(tokenizer, dialogue(rng), rng)
+            if len(example.ids) <= MAX_LESSON:
+                labels = mx.array(example.labels)
+                yield mx.array(example.ids), (labels != IGNORED).astype(mx.float32)
+
+    batches = islice(batched(texts(), TEXTS), lessons)
+    head = teach(network, random_head(model), (Lesson.of(network, batch) for batch in batches), rate=0.002)
+    folder.mkdir()
+    mx.save_safetensors(str(folder / "model.safetensors"), weights_of(head), {"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5_mtp"}))
+    return folder
 
 
 def _with_noise(model: Path, folder: Path) -> Path:

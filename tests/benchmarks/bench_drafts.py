@@ -2,12 +2,16 @@
 
     python tests/benchmarks/bench_drafts.py [--layers 8] [--width 512] [--replies 1 3] [--tokens 200] [--rounds 5]
     python tests/benchmarks/bench_drafts.py --architecture qwen3_5 --layers 12 --replies 1
+    python tests/benchmarks/bench_drafts.py --with-head FOLDER [--replies 1 4]
 
 The model is a gpt_oss with random weights, whose layers behind the first two add nothing. So a model of these two
 drafts what it says itself (*right drafts*), in a fraction of the time; one of two other layers never does (*wrong
 drafts*). Drafts from the text are tried on greedy replies, which come to repeat themselves, and on sampled ones, which
 do not. With `--architecture` it is one of another architecture, such as one with states, four layers stand for those
 two, and nothing comes of what mixes tokens, though it is computed: else no greedy reply would repeat itself.
+
+With `--with-head` it is a model in a folder that has an MTP head, such as big_model.py writes: without it, with it as
+it is used, and with one to three drafts in every step.
 
 Engines alternate in one process, one more round is not counted; each line has the median ratio of the time of a round
 to that without drafts, of the same replies, and how many of the drafted tokens were accepted.
@@ -21,6 +25,9 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +39,7 @@ from engine_models import write_model
 from mlx_backend.device.blas import use_fast_blas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.threaded import Engine
@@ -48,11 +55,15 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "from the text": ("target", {"draft_from_text": True}),
 }
 
+ALWAYS: Final = (1, 2, 3)  # drafts in every step, whether that pays or not
+MAX_WARM_UP: Final = 60  # seconds for which what a GPU prepares in the background is waited for
+
 
 def main() -> None:
     """Write the models and compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--architecture", help="of mlx-lm; without it a gpt_oss")
+    parser.add_argument("--with-head", type=Path, help="folder of a model that has an MTP head")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--vocabulary", type=int, default=8192)
@@ -66,9 +77,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     print(use_fast_blas() or "MLX's own matrix products", file=sys.stderr)
+    if options.with_head is not None:
+        compare(
+            {
+                "without drafts": Kind(options.with_head, {"draft_tokens": 0}),
+                "MTP head": Kind(options.with_head),
+                **{f"{number} in a step": Kind(options.with_head, always=number) for number in ALWAYS},
+            },
+            options,
+        )
+        return
     with tempfile.TemporaryDirectory() as scratch:
-        write_models(Path(scratch), options)
-        compare(Path(scratch), options)
+        folder = Path(scratch)
+        write_models(folder, options)
+        kinds = dict[str, Kind]()
+        for name, (model, named) in KINDS.items():
+            draft = {"draft_model": str(folder / named["draft_model"])} if "draft_model" in named else {}
+            kinds[name] = Kind(folder / model, named | draft)
+        compare(kinds, options)
 
 
 def write_models(folder: Path, options: argparse.Namespace) -> None:
@@ -127,25 +153,63 @@ def _layer(name: str) -> int:
     return int(at[at.index("layers") + 1]) if "layers" in at else -1
 
 
-def compare(folder: Path, options: argparse.Namespace) -> None:
-    """Print what each kind of drafts takes, greedily and sampled."""
-    from mlx_backend.engine.mlx import load_engine
+@dataclass(frozen=True)
+class Kind:
+    """A model with engine options, and how many tokens are `always` drafted; None: as pays."""
 
-    engines: dict[str, Engine] = {}
-    for name, (model, changes) in KINDS.items():
-        named = {**changes}
-        if "draft_model" in named:
-            named["draft_model"] = str(folder / str(named["draft_model"]))
-        engines[name] = load_engine(folder / model, cache_bytes=0, memory_bytes=1 << 38, **named)
+    model: Path
+    named: dict[str, Any] = field(default_factory=dict)
+    always: int | None = None
+
+
+class Loaded:
+    """The engine of a model with options, whose drafts can be paced otherwise."""
+
+    def __init__(self, kind: Kind) -> None:
+        from mlx_backend.device import this_device
+        from mlx_backend.engine.mlx.batch import MLXBatch
+        from mlx_backend.engine.threaded import Engine
+        from mlx_backend.models.engine_options import EngineOptions
+
+        started = time.perf_counter()
+        chosen = EngineOptions(cache_bytes=0, **kind.named)
+        self._batch = MLXBatch(kind.model, chosen, device=this_device(1 << 38, chosen.wired, chosen.blas))
+        self.engine = Engine(self._batch)
+        self._pacer = self._batch.draft_pacer
+        while self.engine.status().detail and time.perf_counter() - started < MAX_WARM_UP:
+            time.sleep(0.1)
+        print(
+            f"{kind.named}: loaded in {time.perf_counter() - started:.0f} s. {self.engine.status().drafts}",
+            flush=True,
+        )
+
+    def pace(self, always: int | None) -> Engine:
+        """Have so many tokens drafted in every step; None: as many as pay."""
+        from mlx_backend.engine.mlx.draft_pacer import DraftPacer
+
+        fixed = DraftPacer(always or 0, None, lengths=repeat(always or 0))
+        self._batch.draft_pacer = self._pacer if always is None else fixed
+        return self.engine
+
+
+def compare(kinds: dict[str, Kind], options: argparse.Namespace) -> None:
+    """Print what each kind of drafts takes, greedily and sampled."""
+    loaded: dict[str, Loaded] = {}
+    for kind in kinds.values():
+        if (key := f"{kind.model} {kind.named}") not in loaded:
+            loaded[key] = Loaded(kind)
+    engines = {
+        name: partial(loaded[f"{kind.model} {kind.named}"].pace, kind.always) for name, kind in kinds.items()
+    }
     for temperature in options.temperatures:
         for replies in options.replies:
             _compare(engines, replies, temperature, options)
-    for engine in engines.values():
-        engine.stop()
+    for each in loaded.values():
+        each.engine.stop()
 
 
 def _compare(
-    engines: dict[str, Engine], replies: int, temperature: float, options: argparse.Namespace
+    engines: Mapping[str, Callable[[], Engine]], replies: int, temperature: float, options: argparse.Namespace
 ) -> None:
     times: dict[str, list[float]] = {name: [] for name in engines}
     clock = time.process_time if options.processor_time else time.perf_counter
@@ -157,7 +221,7 @@ def _compare(
         for name, engine in in_order[at:] + in_order[:at]:
             asked = list(_requests(round_number, replies, temperature, options))
             started = clock()
-            done = _replies(engine, asked)
+            done = _replies(engine(), asked)
             if round_number:
                 times[name].append(clock() - started)
                 drafts[name][0] += sum(each[1] for each in done)

@@ -1,15 +1,21 @@
-"""Write a model in gpt-oss-20b's real shapes with random weights: 12 GB, and its text makes no sense.
+"""Write a model in real shapes with random weights: its text makes no sense.
 
     python tests/benchmarks/big_model.py FOLDER [--layers 24] [--width 2880]
+    python tests/benchmarks/big_model.py FOLDER --with-head glm-4.7-flash --right 0.7 [--layers 47]
 
-Quantised as the MLX builds of gpt-oss are: mxfp4 (groups of 32) for the experts, 8 bits (groups of 64) for the rest,
-the router too. The vocabulary has all 201,088 entries: every byte is a token, the rest is filler. It never ends a reply
-by itself.
+The first is gpt-oss-20b, 12 GB, quantised as the MLX builds of it are: mxfp4 (groups of 32) for the experts, 8 bits
+(groups of 64) for the rest, the router too. The vocabulary has all 201,088 entries: every byte is a token, the rest is
+filler. It never ends a reply by itself.
+
+The others have an MTP head that guesses right for a share of the tokens, whatever it is asked for. Their layers are
+computed and add next to nothing, so that the next token follows from the last one, and the head computes the same; but
+for the other tokens, which a column of the embeddings marks, something is added to its input. Quantised alike.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -19,6 +25,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import gpt_oss
+from mlx_lm.models.switch_layers import SwitchLinear
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -46,6 +53,66 @@ SHAPES: Final[dict[str, Any]] = {
     },
     "eos_token_id": [],
 }
+FLASH: Final[dict[str, Any]] = {
+    "model_type": "glm4_moe_lite",
+    "vocab_size": 154_880,
+    "hidden_size": 2048,
+    "intermediate_size": 10_240,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 47,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "routed_scaling_factor": 1.8,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 768,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "n_group": 1,
+    "topk_group": 1,
+    "rope_theta": 1_000_000,
+    "max_position_embeddings": 131_072,
+    "num_nextn_predict_layers": 1,
+    "eos_token_id": [],
+}
+AIR: Final[dict[str, Any]] = {
+    "model_type": "glm4_moe",
+    "vocab_size": 151_552,
+    "hidden_size": 4096,
+    "intermediate_size": 10_944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "routed_scaling_factor": 1.0,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "use_qk_norm": False,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1_000_000,
+    "max_position_embeddings": 131_072,
+    "num_nextn_predict_layers": 1,
+    "eos_token_id": [],
+}
+WITH_HEADS: Final = {"glm-4.7-flash": FLASH, "glm-4.5-air": AIR}
+OUTPUTS: Final = ("o_proj", "down_proj")  # what a layer adds comes from these
+LITTLE: Final = 1e-4  # of their weights' usual size
+MARK, PUSH = (
+    4.0,
+    1.0,
+)  # in the marked tokens' embeddings, and what it adds to a head's input, in standard deviations
 EXPERTS: Final = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
 REST: Final = {"group_size": 64, "bits": 8, "mode": "affine"}
 
@@ -63,22 +130,67 @@ def write_gpt_oss_20b(folder: Path, layers: int = 24, width: int = 2880) -> Path
     mx.random.seed(7)
     model = gpt_oss.Model(gpt_oss.ModelArgs.from_dict(config))
     model.update(tree_map(lambda value: value.astype(mx.bfloat16), model.parameters()))
-    quantization: dict[str, Any] = dict(EXPERTS)
-
-    def quantization_of(path: str, module: nn.Module) -> bool | dict[str, Any]:
-        if not hasattr(module, "to_quantized"):
-            return False
-        settings = EXPERTS if "experts" in path else REST
-        quantization[path] = settings
-        return dict(settings)
-
-    nn.quantize(model, class_predicate=quantization_of)
+    quantization = quantize(model)
     shards: dict[str, dict[str, mx.array]] = {}
     for name, value in tree_flatten(model.parameters()):
         parts = name.split(".")
         shards.setdefault(parts[2] if parts[1] == "layers" else "rest", {})[name] = value
     for shard, weights in shards.items():
         mx.save_safetensors(str(folder / f"model-{shard}.safetensors"), weights)
+    (folder / "config.json").write_text(json.dumps(config | {"quantization": quantization}))
+    return folder
+
+
+def quantize(model: nn.Module) -> dict[str, Any]:
+    """Quantise a model; return what config.json says of it."""
+    quantization: dict[str, Any] = dict(EXPERTS)
+
+    def quantization_of(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        if not hasattr(module, "to_quantized") or path.endswith(("embed_q", "unembed_out")):
+            return False
+        settings = EXPERTS if isinstance(module, SwitchLinear) else REST
+        quantization[path] = settings
+        return dict(settings)
+
+    nn.quantize(model, class_predicate=quantization_of)
+    return quantization
+
+
+def write_with_head(folder: Path, name: str, right: float, layers: int | None = None) -> Path:
+    """Write a model with a head that guesses right for such a share of the tokens."""
+    config = WITH_HEADS[name] | ({} if layers is None else {"num_hidden_layers": layers})
+    folder.mkdir(parents=True)
+    write_tokenizer(folder, vocabulary(config["vocab_size"]))
+    mx.random.seed(7)
+    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(config))
+    width, count = config["hidden_size"], config["num_hidden_layers"]
+    model.update(tree_map(lambda value: value.astype(mx.bfloat16), model.parameters()))
+    embeddings = mx.random.normal((config["vocab_size"], width))
+    embeddings[:, 0] = mx.where(mx.random.uniform(shape=(config["vocab_size"],)) < right, 0.0, MARK)
+    model.model.embed_tokens.weight = embeddings.astype(mx.bfloat16)
+    model.lm_head.weight[:, 0] = 0
+    for path, part in model.named_modules():
+        if path.endswith(OUTPUTS):
+            part.weight = (part.weight * LITTLE).astype(mx.bfloat16)
+    head: dict[str, mx.array] = {
+        "eh_proj.weight": mx.concatenate([mx.eye(width), mx.zeros((width, width))], axis=1),
+        **dict.fromkeys(("enorm.weight", "hnorm.weight", "shared_head.norm.weight"), mx.ones(width)),
+    }
+    head["eh_proj.weight"][:, 0] = PUSH * mx.random.normal((width,))
+    quantization = quantize(model)
+    shards: dict[str, dict[str, mx.array]] = {}
+    for path, value in tree_flatten(model.parameters()):
+        parts = path.split(".")
+        shards.setdefault(parts[2] if parts[1] == "layers" else "rest", {})[path] = value
+    last = f"model.layers.{count - 1}."
+    shards["head"] = {f"model.layers.{count}.{path}": each.astype(mx.bfloat16) for path, each in head.items()}
+    shards["head"] |= {
+        f"model.layers.{count}.{path.removeprefix(last)}": each
+        for path, each in shards[str(count - 1)].items()
+    }
+    for shard, weights in shards.items():
+        mx.save_safetensors(str(folder / f"model-{shard}.safetensors"), weights, {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config | {"quantization": quantization}))
     return folder
 
@@ -100,7 +212,14 @@ def vocabulary(size: int) -> Tokenizer:
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     arguments.add_argument("folder", type=Path)
-    arguments.add_argument("--layers", type=int, default=24)
+    arguments.add_argument("--layers", type=int, help="instead of all")
     arguments.add_argument("--width", type=int, default=2880)
+    arguments.add_argument("--with-head", choices=[*WITH_HEADS], help="one of these, in place of gpt-oss-20b")
+    arguments.add_argument(
+        "--right", type=float, default=0.7, help="share of the tokens that its head guesses"
+    )
     options = arguments.parse_args()
-    write_gpt_oss_20b(options.folder, options.layers, options.width)
+    if options.with_head is not None:
+        write_with_head(options.folder, options.with_head, options.right, options.layers)
+    else:
+        write_gpt_oss_20b(options.folder, options.layers or 24, options.width)

@@ -13,7 +13,8 @@ and position, so drafts never change a reply. Where the network cannot be run pa
 drafts.
 
 A constraint has to see a token before it can mask the next one. So a constrained sequence is sampled for only when
-the token before is known, and gets no drafts, unless its constraint has promised not to mask the next tokens.
+the token before is known, unless its constraint has promised not to mask the next tokens. After drafts it is sampled
+for token by token, for as long as those are the drafts: all of their logits are there.
 
 A network or a cache may raise whatever it likes. Unless a method says otherwise, what the caches of this decoder hold
 is not known then: its owner calls `drop` and has the prompts of those sequences prefilled again. Knows nothing of
@@ -34,7 +35,14 @@ from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches
 from mlx_backend.engine.mlx.drafting import DraftedRow
 from mlx_backend.engine.mlx.mtp import last_hidden
-from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, run_rows, shift_of
+from mlx_backend.engine.mlx.packed_forward import (
+    ForwardError,
+    Segment,
+    run_packed,
+    run_rows,
+    shift_of,
+    token_ids,
+)
 from mlx_backend.engine.mlx.sampling import sample
 from mlx_backend.engine.mlx.sequences import cache_lengths, start_computing
 from mlx_backend.engine.mlx.speculative import HeadDrafter
@@ -266,7 +274,8 @@ class Decoder:
     def _advance_with_drafts(self, drafting: Drafting) -> list[GeneratedToken]:
         """Take a step in which as much is drafted as pays; that may be nothing."""
         sequences = self.sequences
-        limits = drafting.plan(sequences, [self._unconstrained_tokens(sequence) for sequence in sequences])
+        # Other processes have no constraint to ask, and must take the same steps.
+        limits = drafting.plan(sequences, constrained=self._agree is None)
         if not any(limits):
             self._was_drafting = False
             generated = self._advance()
@@ -311,33 +320,37 @@ class Decoder:
         After a ForwardError all sequences are as they were.
         """
         self._caches.separate()
-        rows = [
-            DraftedRow(sequence, token, own, ends=sequence.key in ended)
-            for sequence, token, own in zip(self.sequences, tokens, drafts, strict=True)
-        ]
+        rows, number = list[DraftedRow](), 0
+        for sequence, token, own in zip(self.sequences, tokens, drafts, strict=True):
+            number += sequence.num_to_replay
+            rows.append(DraftedRow(sequence, token, own, number, ends=sequence.key in ended))
+            number += 1 + len(own)
         segments = [row.segment(self._caches, at) for at, row in enumerate(rows)]
         singly = self._can_pack and prepares_for_lengths()
         logits = run_packed(self._network, segments, single_queries=singly)
-        if any(row.replayed for row in rows):  # nothing is sampled after those
-            is_fed = [fed for row in rows for fed in [False] * len(row.replayed) + [True] * len(row.fed)]
-            logits = logits[mx.array([at for at, fed in enumerate(is_fed) if fed])]
-        owners = [row.sequence for row in rows for _ in row.fed]
-        sampled = self._sample(logits, owners, [each for row in rows for each in row.next_positions()])
-        start_computing(self.sequences, sampled)
-        found, start = as_ints(sampled), 0
+        if any(row.is_masked for row in rows):
+            evaluate_async(logits)  # the network runs while masks are made
+        while due := [(row, *each) for row in rows for each in row.next_positions().items()]:
+            numbers, positions = [number for _, number, _ in due], [position for _, _, position in due]
+            is_all = numbers == list(range(logits.shape[0]))
+            own_logits = logits if is_all else logits[mx.array(numbers)]
+            sampled = self._sample(own_logits, [row.sequence for row, _, _ in due], positions)
+            start_computing(self.sequences, sampled)
+            for at, (token, (row, _, _)) in enumerate(zip(as_ints(sampled), due, strict=True)):
+                step = row.sequence.logprobs
+                row.add(token, (step[0], at) if step is not None else None)
         generated: list[GeneratedToken] = []
-        last: list[int] = []  # each sequence's last one of the sampled tokens
-        num_run = 0
+        following: list[int] = []
+        start = 0
         for row in rows:
-            accepted = row.accept(found[start : start + len(row.fed)], start)
+            accepted, token = row.accept()
             if isinstance(drafter := row.sequence.drafter, HeadDrafter):
-                right = num_run + len(row.replayed) + 1 + len(accepted)
-                drafter.on_verified(last_hidden(self._network)[:, num_run:right])
+                right = start + len(row.replayed) + 1 + len(accepted)
+                drafter.on_verified(last_hidden(self._network)[:, start:right])
             generated += accepted
-            last.append(start + len(accepted))
-            start += len(row.fed)
-            num_run += row.num_run
-        self._next = sampled[mx.array(last)]
+            following.append(token)
+            start += row.num_run
+        self._next = token_ids([following])[0]
         return generated
 
 

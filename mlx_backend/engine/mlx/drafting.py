@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.draft_pacer import DraftPacer
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.packed_forward import Segment
-    from mlx_backend.engine.mlx.sampling import SamplePosition
+    from mlx_backend.engine.mlx.sampling import SamplePosition, StepLogprobs
     from mlx_backend.engine.mlx.sequences import DecodingSequence, GeneratedToken
     from mlx_backend.engine.mlx.speculative import Drafter
 
@@ -49,11 +49,8 @@ class Drafting:
         self._num_replayed = 0  # tokens in this step
         self._prefilled = 0, 0.0  # tokens in it, and seconds
 
-    def plan(self, sequences: Sequence[DecodingSequence], unconstrained_tokens: Sequence[int]) -> list[int]:
-        """Return how many tokens to draft for each sequence, at most.
-
-        `unconstrained_tokens` says for how many tokens each constraint has promised not to mask any.
-        """
+    def plan(self, sequences: Sequence[DecodingSequence], *, constrained: bool) -> list[int]:
+        """Return how many tokens to draft for each sequence, at most: `constrained`, if it has a constraint too."""
         self._is_drafting = False
         self._prefilled = 0, 0.0
         self._num_replayed = sum(sequence.num_to_replay for sequence in sequences)
@@ -61,11 +58,11 @@ class Drafting:
             return [0] * len(sequences)
         was_drafting = self._plain_steps == 0
         limits = []
-        for sequence, unconstrained in zip(sequences, unconstrained_tokens, strict=True):
+        for sequence in sequences:
             record, drafter = sequence.drafts, sequence.drafter
-            # The token sampled last is unconstrained already; one more is sampled after it and after every draft.
-            limit = min(sequence.request.max_tokens - sequence.num_sampled, unconstrained - 2)
-            if drafter is None or sequence.num_to_replay > MAX_REPLAY:
+            limit = sequence.request.max_tokens - sequence.num_sampled
+            is_held = sequence.sampler.constraint is not None and not constrained
+            if drafter is None or sequence.num_to_replay > MAX_REPLAY or is_held:
                 limit = 0
             elif isinstance(drafter, TextDrafter):
                 record.is_rehearsed = True
@@ -167,15 +164,23 @@ def _context(sequences: Sequence[DecodingSequence]) -> int:
 class DraftedRow:
     """A sequence in a step in which it is fed the token sampled last and the drafts after it; there may be none.
 
-    `ends` says that its reply ends with the token sampled last. The methods are called in their order, once each.
+    `start` is the number of the first of these among all tokens of the step. `ends` says that its reply ends with the
+    token sampled last. The methods are called in their order, and `sampled` after each of `next_positions`.
     """
 
-    def __init__(self, sequence: DecodingSequence, token: int, drafts: Sequence[int], *, ends: bool) -> None:
+    def __init__(
+        self, sequence: DecodingSequence, token: int, drafts: Sequence[int], start: int, *, ends: bool
+    ) -> None:
         self.sequence = sequence
         self.fed = [token, *drafts]
         self.replayed = sequence.to_replay  # run first, and not sampled after
         self._array = mx.array(self.fed)
+        self._start = start
         self._ends = ends
+        self.is_masked = sequence.sampler.unconstrained_tokens() <= len(self.fed)
+        self._positions: list[SamplePosition] = []
+        self._sampled: list[int] = []
+        self._logprobs: list[tuple[StepLogprobs, int] | None] = []  # of those
 
     @property
     def num_run(self) -> int:
@@ -188,35 +193,48 @@ class DraftedRow:
         self._point = RewindPoint(segment.layers)
         return segment.after(self.replayed) if self.replayed else segment
 
-    def next_positions(self) -> list[SamplePosition]:
-        """Return the position to sample at after each of the tokens that are fed."""
-        if len(self.fed) == 1:  # its constraint may have promised nothing, and has to see the token first
-            self.sequence.advance_constraint(self.fed[0])
-        self._positions = [self.sequence.position_after(self._array, index) for index in range(len(self.fed))]
-        return self._positions
+    def next_positions(self) -> dict[int, SamplePosition]:
+        """Return the positions to sample at next, by the numbers of the tokens that they follow.
 
-    def accept(self, sampled: Sequence[int], start: int) -> list[GeneratedToken]:
-        """Emit the drafts that were sampled too, and take back the others.
-
-        `sampled` is what the model samples after each of the tokens that were fed, from row `start` of the step on.
+        They are all, unless a constraint has to see each token before it can mask the next: then one at a time, for as
+        long as the drafts are what is sampled.
         """
+        sequence, first = self.sequence, len(self._sampled)
+        if first == len(self.fed):
+            return {}
+        if first and (self._sampled[-1] != self.fed[first] or self.fed[first] in sequence.end_tokens):
+            return {}
+        last = first + 1 if self.is_masked else len(self.fed)
+        if self.is_masked:
+            sequence.advance_constraint(self.fed[first])
+        self._positions += [sequence.position_after(self._array, at) for at in range(first, last)]
+        return {self._start + at: self._positions[at] for at in range(first, last)}
+
+    def add(self, token: int, logprobs: tuple[StepLogprobs, int] | None) -> None:
+        """Note what is sampled at the next position."""
+        self._sampled.append(token)
+        self._logprobs.append(logprobs)
+
+    def accept(self) -> tuple[list[GeneratedToken], int]:
+        """Emit the drafts that were sampled too, and take back the others; return the token that follows, too."""
         sequence, fed = self.sequence, self.fed
-        step = sequence.logprobs[0] if sequence.logprobs is not None else None
         emitted: list[GeneratedToken] = []
         has_ended = self._ends
-        for index, draft in enumerate(fed[1:]):
-            if has_ended or sampled[index] != draft:
+        for sampled, draft, logprobs in zip(self._sampled, fed[1:], self._logprobs, strict=False):
+            if has_ended or sampled != draft:
                 break
-            emitted.append(sequence.emit(draft, (step, start + index) if step is not None else None))
+            emitted.append(sequence.emit(draft, logprobs))
             has_ended = emitted[-1].finish_reason is not None
         count = len(emitted)
+        last = min(count, len(self._sampled) - 1)  # nothing is sampled after a masked reply's end
         sequence.num_sampled = self._positions[0].index + 1 + count
-        sequence.penalties = self._positions[count].penalties
-        sequence.logprobs = (step, start + count) if step is not None else None
+        sequence.penalties = self._positions[last].penalties
+        sequence.logprobs = self._logprobs[last]
         rejected = len(fed) - 1 - count
         sequence.num_to_replay = self._point.rewind(rejected, self.num_run)
         if len(fed) > 1:
             sequence.drafts.record(len(fed) - 1, count)
+        if not self.is_masked:
             for token in fed[: 1 + count]:
                 sequence.advance_constraint(token)
-        return emitted
+        return emitted, self._sampled[last]

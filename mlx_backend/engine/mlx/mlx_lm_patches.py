@@ -99,6 +99,8 @@ KNOWN_SOURCES: dict[str, str] = {
     "mlx_lm.models.cache.load_prompt_cache": "1a64604fd5bd03f4",
     "mlx_lm.models.cache.make_prompt_cache": "ae8ee8ce5ac69f2a",
     "mlx_lm.models.cache.save_prompt_cache": "30590484ea78ffe4",
+    "mlx_lm.models.deepseek_v3.DeepseekV3Attention": "2fdb470c022448ec",
+    "mlx_lm.models.glm4_moe_lite.Glm4MoeLiteAttention": "82ac3bbe3e1c0104",
     "mlx_lm.models.rope_utils.Llama3RoPE": "0308fc565df55065",
     "mlx_lm.models.rope_utils.ProportionalRoPE": "98abc69972f2c90a",
     "mlx_lm.models.rope_utils.SuScaledRoPE": "9b6b1c87968a0be7",
@@ -302,6 +304,8 @@ def patch_for_packing(network: Any) -> None:
     for module in modules:
         if type(module) in _PACKABLE:
             module.__class__ = _PACKABLE[type(module)]
+        elif _has_latents(type(module)):
+            module.__class__ = _attending_to_latents(module.__class__)
     for name in {type(module).__module__ for module in modules}:
         module = sys.modules[name]
         if getattr(module, _ATTENTION, None) is base.scaled_dot_product_attention:
@@ -323,6 +327,64 @@ def _adding(kind: Any) -> type[Any]:
         return output
 
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+
+@functools.cache
+def _attending_to_latents(kind: Any) -> type[Any]:
+    """Return a class of multi-head latent attention (MLA) that accepts `PackedLayer`.
+
+    mlx-lm's own computes with what caches return before it calls the attention function. And it spreads the latents of
+    all tokens over the heads for more than one query, where it takes far less to project a few queries onto them.
+    """
+
+    def call(self: Any, inputs: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        rows, length, _ = inputs.shape
+        if not isinstance(cache, PackedLayer):
+            if cache is None or rows > 1 or not 1 < length <= MAX_SINGLE_QUERIES:
+                return kind.__call__(self, inputs, mask, cache)  # type: ignore[no-any-return]  # mlx-lm has no types
+            cache, mask = PackedLayer([cache], [(1, length)], cache.offset), [mask]
+        queries = (
+            self.q_proj(inputs)
+            if self.q_lora_rank is None
+            else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(inputs)))
+        )
+        queries = queries.reshape(1, length, self.num_heads, -1).swapaxes(1, 2)
+        queries, rotated = mx.split(queries, [self.qk_nope_head_dim], axis=-1)
+        latents, keys = mx.split(self.kv_a_proj_with_mqa(inputs)[:, None], [self.kv_lora_rank], axis=-1)
+        rotated, keys = self.rope(rotated, cache.offset), self.rope(keys, cache.offset)
+        fetched = cache.update_and_fetch(self.kv_a_layernorm(latents), keys)
+
+        def attend(
+            queries: mx.array, latents: mx.array, keys: mx.array, own: Any, scale: float, mask: Any, _: None
+        ) -> mx.array:
+            queries, rotated = mx.split(queries, [self.qk_nope_head_dim], axis=-1)
+            scores = (rotated * scale) @ keys.swapaxes(-1, -2)
+            if mask is not None:
+                scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+            attention = functools.partial(
+                base.scaled_dot_product_attention, cache=own, scale=scale, mask=scores
+            )
+            if queries.shape[2] <= MAX_SINGLE_QUERIES:
+                return self.unembed_out(attention(self.embed_q(queries), latents, latents))  # type: ignore[no-any-return]
+            return attention(queries, self.embed_q(latents, transpose=False), self.unembed_out(latents))  # type: ignore[no-any-return]
+
+        heads = mx.concatenate([queries, rotated], axis=-1)
+        output = cache.attend(attend, heads, *fetched, self.scale, mask, None)
+        projected: mx.array = self.o_proj(output.swapaxes(1, 2).reshape(1, length, -1))
+        return projected
+
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+
+_LATENT_ATTENTION = {"deepseek_v3": "DeepseekV3Attention", "glm4_moe_lite": "Glm4MoeLiteAttention"}
+"""By modules of mlx-lm, the classes whose `__call__` is the one that is replaced."""
+
+
+def _has_latents(kind: type[Any]) -> bool:
+    module = kind.__module__.removeprefix("mlx_lm.models.")
+    return _LATENT_ATTENTION.get(module) == kind.__name__ and kind is getattr(
+        sys.modules[kind.__module__], kind.__name__
+    )
 
 
 def _packable(rotation: type[Any]) -> type[Any]:

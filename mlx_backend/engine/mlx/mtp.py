@@ -22,7 +22,9 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from inspect import signature
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import mlx.core as mx
 from mlx import nn
@@ -31,32 +33,40 @@ from mlx_lm.models.base import create_attention_mask, create_causal_mask
 from mlx_lm.models.cache import ArraysCache, KVCache
 from mlx_lm.utils import infer_quant_config
 
-from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache
-from mlx_backend.engine.mlx.sampling import choose
+from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache, PackedLayer, TokenPositions, joined
 from mlx_backend.errors import EngineError, first_line
 from mlx_backend.models.files import read_json_or_empty
 from mlx_backend.models.folders import weight_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
-    from mlx_backend.engine.mlx.sampling import SamplePosition
 
 type Weights = dict[str, mx.array]
 
 _QWEN: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
-_WITH_EXTRA_LAYER: Final = ("glm4_moe", "glm4_moe_lite", "deepseek_v3")
-"""Architectures of mlx-lm whose heads are read here. Those of others differ in their layers or in what they are fed."""
-_EXTRA_NAMES: Final = {
+_OTHERS: Final = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "mimo", "nemotron_h")
+"""Architectures of mlx-lm whose original heads are read here. Others differ in their layers or in what they are fed."""
+_PARTS: Final = {
     "eh_proj": "fc",
+    "input_proj": "fc",
     "enorm": "pre_fc_norm_embedding",
+    "token_layernorm": "pre_fc_norm_embedding",
     "hnorm": "pre_fc_norm_hidden",
+    "hidden_layernorm": "pre_fc_norm_hidden",
     "shared_head.norm": "norm",
+    "shared_head_norm": "norm",
+    "final_layernorm": "norm",
 }
-"""What the second kind calls parts of a head, and the first."""
-_DRAFTERS: Final = ("qwen3_5_mtp",)
+"""What others call parts of a head, and Qwen."""
+_COPIES: Final = ("embed_tokens", "shared_head.head", "lm_head")
+"""Copies of the model's own layers, which some heads have."""
+_LAYER: Final = re.compile(r"(?:mtp_block\.|layers\.(\d+)\.)?(.+)\.(\w+)")
+_ANY_HEAD: Final = re.compile(r"(?:.+\.)?mtp\w*\..+")
+"""The names of all weights that belong to a head, but for those of a layer after the last."""
+_DRAFTERS: Final = ("glm4_moe_lite_mtp", "nemotron_h_mtp", "qwen3_5_mtp")
 """What mlx-vlm's `convert --mtp` calls the heads of these, in a folder of their own."""
 _LAYER_COUNTS: Final = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 """How many layers a model's head has, by the names that configurations use."""
@@ -76,26 +86,35 @@ class FoundHead:
 
 
 class Head(nn.Module):  # type: ignore[misc]  # MLX's modules have no types
-    """The network of a head, by the names of Qwen's checkpoints. `layer` is a new layer of its model's kind."""
+    """The network of a head, by the names of Qwen's checkpoints.
 
-    def __init__(self, layer: Any, width: int, eps: float) -> None:
+    `layers` are new ones of its model's kinds. The first has attention; others, as Nemotron-H's mixture, have none.
+    """
+
+    def __init__(self, layers: Sequence[Any], width: int, eps: float) -> None:
         super().__init__()
         self.pre_fc_norm_embedding = nn.RMSNorm(width, eps=eps)
         self.pre_fc_norm_hidden = nn.RMSNorm(width, eps=eps)
         self.fc = nn.Linear(2 * width, width, bias=False)
-        self.layers = [layer]
+        self.layers = list(layers)
         self.norm = nn.RMSNorm(width, eps=eps)
 
     def __call__(self, embeddings: mx.array, hidden: mx.array, cache: Any) -> mx.array:
         """Return what the next tokens' logits are made of, and the next guess: as wide as `hidden`."""
-        inputs = self._inputs(embeddings, hidden)
-        output: mx.array = self.norm(self.layers[0](inputs, _mask(inputs, cache), cache))
-        return output
+        output = self._inputs(embeddings, hidden)
+        first, *others = self.layers
+        output = first(output, _mask(output, cache), cache)
+        for layer in others:
+            output = layer(output)
+        normed: mx.array = self.norm(output)
+        return normed
 
     def write(self, embeddings: mx.array, hidden: mx.array, cache: Any) -> None:
         """Write the keys and values of pairs."""
         layer, inputs = self.layers[0], self._inputs(embeddings, hidden)
-        layer.self_attn(layer.input_layernorm(inputs), _mask(inputs, cache), cache)
+        norm = layer.input_layernorm if "input_layernorm" in layer else layer.norm
+        attention = layer.self_attn if "self_attn" in layer else layer.mixer
+        attention(norm(inputs), _mask(inputs, cache), cache)
 
     def _inputs(self, embeddings: mx.array, hidden: mx.array) -> mx.array:
         pair = [self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)]
@@ -112,10 +131,14 @@ def _mask(inputs: mx.array, cache: Any) -> Any:
 
 def own_head(network: Any, folder: Path) -> FoundHead:
     """Return the head whose weights are among a model's own, read lazily. `network` is the model's, just loaded."""
+    after_last = rf"layers\.{len(getattr(network, 'layers', ()))}"
+    name = re.compile(rf"(?:(?:model|language_model)\.)*(?:mtp|mtp_layers\.0|{after_last})\.(.+)")
     try:
-        weights, is_mlx = _weights(folder, _own_name(network))
+        weights, is_mlx, others = _weights(folder, name)
         if weights:
             return FoundHead(_make(network, weights, is_mlx=is_mlx))
+        if any(map(_ANY_HEAD.fullmatch, others)):
+            raise _unknown(network)
     except _UNFIT as error:
         return FoundHead(reason=f"The model's MTP head is not used: {_in_a_line(error)}.")
     config = read_json_or_empty(folder / "config.json")
@@ -135,7 +158,7 @@ def head_in(folder: Path, network: Any) -> Head:
     try:
         if kind not in _DRAFTERS:
             raise ValueError(f"heads of the kind {kind!r} are not read here")
-        weights, is_mlx = _weights(folder, re.compile(r"(?:mtp\.)?(.+)"))
+        weights, is_mlx, _ = _weights(folder, re.compile(r"(?:mtp\.|model\.)?(.+)"))
         return _make(network, weights, is_mlx=is_mlx)
     except _UNFIT as error:
         raise EngineError(
@@ -144,16 +167,10 @@ def head_in(folder: Path, network: Any) -> Head:
         ) from error
 
 
-def _own_name(network: Any) -> re.Pattern[str]:
-    """Return what the names of a head's weights are among those of its model: its layer is the one after the last."""
-    count = len(getattr(network, "layers", ()))
-    return re.compile(rf"(?:(?:model|language_model)\.)*(?:mtp|layers\.{count})\.(.+)")
-
-
-def _weights(folder: Path, name: re.Pattern[str]) -> tuple[Weights, bool]:
-    """Return weights by what a pattern finds of their names, and whether MLX has written them."""
+def _weights(folder: Path, name: re.Pattern[str]) -> tuple[Weights, bool, set[str]]:
+    """Return weights by what a pattern finds of their names, whether MLX has written them, and the other names."""
     found: Weights = {}
-    is_mlx = False
+    is_mlx, others = False, set[str]()
     for file in weight_files(folder):
         arrays: Weights
         metadata: dict[str, str]
@@ -161,7 +178,8 @@ def _weights(folder: Path, name: re.Pattern[str]) -> tuple[Weights, bool]:
         own = {match[1]: value for each, value in arrays.items() if (match := name.fullmatch(each))}
         is_mlx |= bool(own) and metadata.get("format") == "mlx"
         found |= own
-    return found, is_mlx
+        others |= {each for each in arrays if not name.fullmatch(each)}
+    return found, is_mlx, others
 
 
 def _of_qwen(weights: Weights) -> Weights:
@@ -186,38 +204,45 @@ def _of_qwen(weights: Weights) -> Weights:
     }
 
 
-def _of_extra_layer(network: Any, weights: Weights) -> Weights:
-    """Return the weights of a layer after the last by the names of Qwen's.
+def _of_others(network: Any, weights: Weights) -> Weights:
+    """Return the weights of other families' heads by the names of Qwen's.
 
-    mlx-lm brings a layer's own weights into its form, if it is called one that the model has. Embeddings and the output
-    layer are copies of the model's.
+    mlx-lm brings a layer's own weights into its form, if it is called one that the model has.
     """
-    prefix = f"model.layers.{len(network.layers) - 1}."
     found: Weights = {}
-    layer: Weights = {}
+    layers: dict[tuple[int, str], mx.array] = {}
     for name, value in weights.items():
-        stem, _, kind = name.rpartition(".")
-        if stem in _EXTRA_NAMES:
-            found[f"{_EXTRA_NAMES[stem]}.{kind}"] = value
-        elif stem not in ("embed_tokens", "shared_head.head"):
-            layer[prefix + name] = value
-    sanitized = network.sanitize(layer)
-    return found | {f"layers.0.{name.removeprefix(prefix)}": value for name, value in sanitized.items()}
+        match = _LAYER.fullmatch(name)
+        number, part, kind = match.groups() if match else (None, name, "")
+        if part in _PARTS:
+            found[f"{_PARTS[part]}.{kind}"] = value
+        elif part not in _COPIES:
+            layers[int(number or 0), f"{part}.{kind}"] = value
+        if part == "input_proj":  # MiMo's takes the hidden vector first
+            found[f"fc.{kind}"] = mx.concatenate([*mx.split(value, 2, axis=-1)[::-1]], axis=-1)
+    start = len(network.layers) - 1 - max((number for number, _ in layers), default=0)
+    prefix = next(path for path, module in network.named_modules() if module is network.layers[0])
+    prefix = prefix.removesuffix("0")
+    sanitized = network.sanitize(
+        {f"{prefix}{start + at}.{name}": each for (at, name), each in layers.items()}
+    )
+    for name, value in sanitized.items():
+        number, _, rest = name.removeprefix(prefix).partition(".")
+        found[f"layers.{int(number) - start}.{rest}"] = value
+    return found
 
 
 def _make(network: Any, weights: Weights, *, is_mlx: bool) -> Head:
     """Return a head for a network. Raises one of `_UNFIT` if the weights are not those of one."""
-    family = type(network).__module__.rpartition(".")[2]
-    if family in _WITH_EXTRA_LAYER:
-        weights = _of_extra_layer(network, weights)
-    elif family not in _QWEN:
-        raise ValueError(f"those of {family!r} models are not read here")
+    family = _family(network)
+    if family in _OTHERS:
+        weights = _of_others(network, weights)
     elif not is_mlx:
+        if family not in _QWEN:
+            raise _unknown(network)
         weights = _of_qwen(weights)
-    text = _text(network)
-    index, like = [(at, each) for at, each in enumerate(text.layers) if hasattr(each, "self_attn")][-1]
-    arguments = text.args
-    head = Head(type(like)(arguments, index), arguments.hidden_size, arguments.rms_norm_eps)
+    norm = _shared(network).norm
+    head = Head(_new_layers(network, weights), norm.weight.size, norm.eps)
 
     def quantisation(path: str, module: Any) -> Any:
         can = hasattr(module, "to_quantized") and f"{path}.scales" in weights
@@ -229,13 +254,61 @@ def _make(network: Any, weights: Weights, *, is_mlx: bool) -> Head:
     return head
 
 
+def _new_layers(network: Any, names: Iterable[str]) -> list[Any]:
+    """Return new layers for a head with weights of these names, each like the model's last one that has such parts.
+
+    Raises ValueError if there is none, or if there would be attention in another than the first.
+    """
+    parts: dict[int, set[str]] = {}
+    for name in names:
+        if (match := _LAYER.fullmatch(name)) is not None and match[1] is not None:
+            parts.setdefault(int(match[1]), set()).add(match[2])
+    arguments, layers = _shared(network).arguments, list[Any]()
+    for number, own in sorted(parts.items()):
+        alike = [
+            at for at, each in enumerate(network.layers) if own <= {path for path, _ in each.named_modules()}
+        ]
+        if not alike:
+            raise ValueError(f"its layer {number} is like none of the model's")
+        like = network.layers[alike[-1]]
+        kind = getattr(like, "block_type", None)  # of Nemotron-H's: E is a mixture, - an MLP
+        if layers and kind not in ("E", "-"):
+            raise ValueError(f"its layer {number} has attention, as the first one")
+        settings = [arguments, alike[-1] if kind is None else kind]
+        layers.append(type(like)(*settings[: len(signature(type(like)).parameters)]))
+    return layers
+
+
+def _family(network: Any) -> str:
+    return type(network).__module__.rpartition(".")[2]
+
+
+def _unknown(network: Any) -> ValueError:
+    return ValueError(f"those of {_family(network)!r} models are not read here")
+
+
 def _in_a_line(error: Exception) -> str:
     """Return an error's text in one line: MLX names the weights that do not fit in lines of their own."""
     return first_line(ValueError(" ".join(str(error).split())))
 
 
-def _text(network: Any) -> Any:
-    return getattr(network, "language_model", network)
+class _Shared(NamedTuple):
+    """What a head shares with its network."""
+
+    arguments: Any
+    norm: Any
+    """What returns the hidden vectors."""
+    embed: Any
+    output: Callable[[mx.array], mx.array]
+
+
+def _shared(network: Any) -> _Shared:
+    """Return those parts, whatever they are called there."""
+    text = getattr(network, "language_model", network)
+    body = text.backbone if "backbone" in text else text.model
+    embed = body.embeddings if "embeddings" in body else body.embed_tokens
+    norm = body.norm_f if "norm_f" in body else body.norm
+    return _Shared(text.args, norm, embed, text.lm_head if "lm_head" in text else embed.as_linear)
 
 
 # -- a network with a head ---------------------------------------------------------------------------------------
@@ -243,7 +316,7 @@ def _text(network: Any) -> Any:
 
 def attach(network: Any, head: Head) -> None:
     """Have a network make two more caches, and write them in every run."""
-    norm = _text(network).model.norm
+    norm = _shared(network).norm
     norm.__class__ = _recording(norm.__class__)
     network.mtp_head = head
     network.__class__ = _with_head(network.__class__)
@@ -279,11 +352,11 @@ def _with_head(kind: Any) -> Any:
             return kind.__call__(self, inputs, **named)  # type: ignore[no-any-return]  # mlx-lm has no types
         *layers, pairs, last = cache
         logits: mx.array = kind.__call__(self, inputs, cache=layers, **named)
-        text = _text(self).model
-        hidden = vars(text.norm).pop("output")
+        shared = _shared(self)
+        hidden = vars(shared.norm).pop("output")
         embeddings = named.get("input_embeddings")
         if embeddings is None:
-            embeddings = text.embed_tokens(inputs)
+            embeddings = shared.embed(inputs)
         self.mtp_head.write(embeddings, _shifted(last, hidden), pairs)
         vars(self)["last_hidden"] = hidden
         # Computed with the logits, so that nothing piles up.
@@ -347,7 +420,7 @@ def last_vector(last: Any) -> mx.array | None:
 # -- drafting ----------------------------------------------------------------------------------------------------
 
 
-class _Pairs:
+class HeadCache:
     """The cache of a head's keys and values as its attention sees it: without the first token's.
 
     There is no hidden vector before that. `shift` is added to positions.
@@ -356,6 +429,7 @@ class _Pairs:
     def __init__(self, cache: Any, shift: int) -> None:
         self._cache = cache
         self._shift = shift
+        self._start = cache.offset
 
     @property
     def offset(self) -> int:
@@ -371,27 +445,30 @@ class _Pairs:
         keys, values = self._cache.update_and_fetch(keys, values)
         return keys[..., 1:, :], values[..., 1:, :]
 
+    def take_back(self) -> None:
+        """Take back all that was appended since this object was made."""
+        self._cache.trim(self._cache.offset - self._start)
 
-def guesses(
-    network: Any,
-    tokens: Sequence[int],
-    hidden: mx.array,
-    pairs: Any,
-    shift: int,
-    position: SamplePosition,
-    count: int,
-) -> Iterator[mx.array]:
-    """Have a network's head guess so many tokens ([1]) after others, of which the first stands at `position`.
 
-    `hidden` are the vectors of the tokens before each ([1, tokens, width]), and `pairs` is the head's cache of what
-    precedes them, to which all is appended. `shift` is added to positions.
+def run_head(
+    network: Any, tokens: Sequence[mx.array], hidden: Sequence[mx.array], caches: Sequence[HeadCache]
+) -> tuple[mx.array, list[mx.array]]:
+    """Run a network's head on the tokens ([1, tokens]) of several texts, each with the hidden vectors before them.
+
+    Returns the logits after each text ([texts, vocabulary]), and its own output there, which stands for the hidden
+    vector of the next token. Texts are packed, as the model's must be that several are drafted for.
     """
-    fed, cache = mx.array([list(tokens)]), _Pairs(pairs, shift)
-    for _ in range(count):
-        hidden = network.mtp_head(_text(network).model.embed_tokens(fed), hidden, cache)[:, -1:]
-        token = choose(_logits(network, hidden)[:, -1], [position])
-        yield token
-        fed, position = token[None], position.after(token)
+    lengths = [each.shape[1] for each in tokens]
+    cache: Any = caches[0]
+    if len(caches) > 1:
+        positions = [each.offset + mx.arange(length) for each, length in zip(caches, lengths, strict=True)]
+        cache = PackedLayer(caches, [(1, length) for length in lengths], TokenPositions(joined(positions)))
+    shared = _shared(network)
+    embeddings = shared.embed(joined(tokens, axis=1))
+    output = network.mtp_head(embeddings, joined(hidden, axis=1), cache)
+    ends = [*accumulate(lengths)]
+    last = output[:, mx.array([end - 1 for end in ends])]
+    return shared.output(last)[0], [last[:, at : at + 1] for at in range(len(ends))]
 
 
 def problem_of(network: Any, layers: LayerCaches) -> str:
@@ -400,18 +477,11 @@ def problem_of(network: Any, layers: LayerCaches) -> str:
     try:
         network(tokens, cache=layers)
         *_, pairs, last = layers
-        embeddings = _text(network).model.embed_tokens(tokens[:, :1])
-        logits = _logits(network, network.mtp_head(embeddings, last_vector(last), _Pairs(pairs, 0)))
+        hidden = last_vector(last)
+        assert hidden is not None
+        logits, _ = run_head(network, [tokens[:, :1]], [hidden], [HeadCache(pairs, 0)])
         if not mx.all(mx.isfinite(logits)).item():
             return "its logits are not all numbers"
     except Exception as error:  # whatever the network raises
         return first_line(error)
     return ""
-
-
-def _logits(network: Any, hidden: mx.array) -> mx.array:
-    text = _text(network)
-    logits: mx.array = (
-        text.lm_head(hidden) if "lm_head" in text else text.model.embed_tokens.as_linear(hidden)
-    )
-    return logits

@@ -109,10 +109,10 @@ class RequestSampler:
         counts = zeros.at[mx.array(list(reply))].add(1.0) if reply else zeros
         return PenaltyState(zeros.at[mx.array([*self._prompt, *reply])].maximum(1.0), counts)
 
-    @property
-    def leaves_logits(self) -> bool:
+    def leaves_logits(self, *, is_draft: bool = False) -> bool:
         """Whether the model's logits are used as they are, penalties aside."""
-        return self._bias is None and (self.constraint is None or self.unconstrained_tokens() > 0)
+        is_masked = self.constraint is not None and not is_draft and self.unconstrained_tokens() == 0
+        return self._bias is None and not is_masked
 
     def unconstrained_tokens(self) -> int:
         """Return how many tokens from the next one on are certainly not masked. Never raises."""
@@ -132,11 +132,16 @@ class RequestSampler:
         value ^= value >> 31
         return value >> 32, value & 0xFFFFFFFF
 
-    def process(self, logits: mx.array, penalties: PenaltyState | None) -> mx.array:
-        """Apply the request's bias, penalties and constraint to its logits ([1, vocabulary]). Never raises."""
+    def process(
+        self, logits: mx.array, penalties: PenaltyState | None, *, is_draft: bool = False
+    ) -> mx.array:
+        """Apply the request's bias, penalties and constraint to its logits ([1, vocabulary]). Never raises.
+
+        A draft is not constrained: the tokens before it are not known yet.
+        """
         if self.error is None:
             try:
-                return self._process(logits, penalties)
+                return self._process(logits, penalties, is_draft=is_draft)
             except Exception as error:
                 self.error = error
         return logits
@@ -149,13 +154,14 @@ class RequestSampler:
             except Exception as error:
                 self.error = error
 
-    def _process(self, logits: mx.array, penalties: PenaltyState | None) -> mx.array:
+    def _process(self, logits: mx.array, penalties: PenaltyState | None, *, is_draft: bool) -> mx.array:
         if self._bias is not None:
             tokens, values = self._bias
             logits = logits.at[:, tokens].add(values.astype(logits.dtype))
         if penalties is not None:
             logits = self._penalise(logits, penalties)
-        if self.constraint is not None and (words := self.constraint.allowed_mask()) is not None:
+        words = self.constraint.allowed_mask() if self.constraint is not None and not is_draft else None
+        if words is not None:
             logits = apply_mask(logits, words)
         return logits
 
@@ -190,11 +196,12 @@ class SamplePosition:
     sampler: RequestSampler
     index: int
     penalties: PenaltyState | None
+    is_draft: bool = False
 
     def after(self, token: mx.array) -> SamplePosition:
         """Return the position that follows when this token (shape [1]) was chosen here."""
         penalties = self.penalties.with_token(token) if self.penalties is not None else None
-        return SamplePosition(self.sampler, self.index + 1, penalties)
+        return SamplePosition(self.sampler, self.index + 1, penalties, self.is_draft)
 
 
 class TokenRows:
@@ -263,10 +270,15 @@ def sample(logits: mx.array, positions: Sequence[SamplePosition]) -> tuple[mx.ar
 
 def choose(logits: mx.array, positions: Sequence[SamplePosition]) -> mx.array:
     """Choose a token ([rows]) for every row of a model's logits ([rows, vocabulary])."""
-    if not all(position.sampler.leaves_logits and position.penalties is None for position in positions):
+    if not all(
+        position.penalties is None and position.sampler.leaves_logits(is_draft=position.is_draft)
+        for position in positions
+    ):
         logits = mx.concatenate(
             [
-                position.sampler.process(logits[row : row + 1], position.penalties)
+                position.sampler.process(
+                    logits[row : row + 1], position.penalties, is_draft=position.is_draft
+                )
                 for row, position in enumerate(positions)
             ]
         )

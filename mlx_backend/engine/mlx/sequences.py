@@ -105,7 +105,7 @@ class DecodingSequence:
 
     def draft_position(self) -> SamplePosition:
         """Return the position that follows the token sampled last, which has been emitted. Counts nothing."""
-        last = SamplePosition(self.sampler, self.num_sampled - 1, self.penalties)
+        last = SamplePosition(self.sampler, self.num_sampled - 1, self.penalties, is_draft=True)
         return last.after(mx.array(self.tokens[-1:]))
 
     def advance_constraint(self, token: int) -> None:

@@ -16,13 +16,13 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.chunk_cost import padded_sizes
 from mlx_backend.engine.mlx.mlx_lm_patches import MAX_SINGLE_QUERIES
-from mlx_backend.engine.mlx.mtp import guesses, last_vector
+from mlx_backend.engine.mlx.mtp import HeadCache, last_vector, run_head
 from mlx_backend.engine.mlx.packed_forward import Segment, run_packed
 from mlx_backend.engine.mlx.rewinding import RewindPoint, has_to_replay
 from mlx_backend.engine.mlx.sampling import choose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.sampling import SamplePosition
@@ -205,7 +205,7 @@ class HeadDrafter:
     """What a network's MTP head guesses for one reply."""
 
     def __init__(self, network: Any) -> None:
-        self._network = network
+        self.network = network
         self._verified: mx.array | None = None
 
     def num_to_prefill(self, tokens: object) -> int:
@@ -216,8 +216,8 @@ class HeadDrafter:
         """Note the hidden vectors of the right tokens of a run ([1, tokens, width]), which may have to run again."""
         self._verified = hidden
 
-    def draft(self, task: DraftTask) -> list[mx.array] | None:
-        """Guess with the head. None: a hidden vector that it takes is not known, as after a run that failed."""
+    def begin(self, task: DraftTask) -> HeadText | None:
+        """Return what the head starts from. None: a vector that it takes is not known, as after a run that failed."""
         *_, pairs, last = task.layers
         hidden, again = last_vector(last), task.num_to_replay
         if hidden is None:
@@ -226,46 +226,50 @@ class HeadDrafter:
             if self._verified is None or self._verified.shape[1] != again:
                 return None
             hidden = mx.concatenate([hidden, self._verified], axis=1)
-        tokens, before = task.tokens[-1 - again :], pairs.offset
-        try:
-            return [
-                *guesses(self._network, tokens, hidden, pairs, task.shift, task.position, task.max_drafts)
-            ]
-        finally:
-            pairs.trim(pairs.offset - before)
+        return HeadText(task.tokens[-1 - again :], hidden, HeadCache(pairs, task.shift))
+
+
+@dataclass(slots=True)
+class HeadText:
+    """The tokens that a head runs first, the hidden vector of the token before each, and its cache."""
+
+    tokens: Sequence[int]
+    hidden: mx.array
+    cache: HeadCache
 
 
 def propose(tasks: Sequence[DraftTask]) -> list[list[int] | None]:
-    """Draft for several replies. Where they are drafted by one model, it runs for all of them at once if it can."""
+    """Draft for several replies, which one model or one head may do for all of them at once; wait only once."""
     drafts: list[list[int] | None] = [None] * len(tasks)
-    begun: list[tuple[int, ModelDrafter, list[int]]] = []
-    guessed_by_heads: dict[int, list[mx.array]] = {}
+    with_head: dict[int, HeadText] = {}
+    with_model: dict[int, tuple[ModelDrafter, list[int]]] = {}
     is_prefilling = False
     for index, task in enumerate(tasks):
         if isinstance(task.drafter, HeadDrafter):
-            if (arrays := task.drafter.draft(task)) is not None:
-                guessed_by_heads[index] = arrays
+            if (text := task.drafter.begin(task)) is not None:
+                with_head[index] = text
         elif not isinstance(task.drafter, ModelDrafter):
             drafts[index] = task.drafter.propose(task.tokens, task.max_drafts, task.position)
         elif not is_prefilling:  # one chunk at a time: all replies wait for it
             fresh = task.drafter.begin(task.tokens)
             is_prefilling = fresh is None
             if fresh:
-                begun.append((index, task.drafter, fresh))
+                with_model[index] = task.drafter, fresh
             elif fresh is not None:
                 drafts[index] = []
-    if guessed_by_heads:
-        every = [each for arrays in guessed_by_heads.values() for each in arrays]
-        found = iter(as_ints(mx.concatenate(every)))
-        for index, arrays in guessed_by_heads.items():
-            drafts[index] = [next(found) for _ in arrays]
-    if begun:
-        drafters = [drafter for _, drafter, _ in begun]
-        texts = [fresh for _, _, fresh in begun]
-        guessed = _draft_with_model(drafters, texts, [tasks[index] for index, _, _ in begun])
-        for (index, drafter, fresh), own in zip(begun, guessed, strict=True):
-            drafter.end(fresh, own)
-            drafts[index] = own
+    guessed: dict[int, list[mx.array]] = {}
+    if with_head:
+        own = [tasks[index] for index in with_head]
+        guessed |= zip(with_head, _draft_with_head([*with_head.values()], own), strict=True)
+    if with_model:
+        own = [tasks[index] for index in with_model]
+        guessed |= zip(with_model, _draft_with_model([*with_model.values()], own), strict=True)
+    if guessed:
+        found = iter(as_ints(mx.concatenate([token for tokens in guessed.values() for token in tokens])))
+        for index, tokens in guessed.items():
+            drafts[index] = [next(found) for _ in tokens]
+    for index, (drafter, fresh) in with_model.items():
+        drafter.end(fresh, drafts[index] or [])
     return drafts
 
 
@@ -281,25 +285,67 @@ def draft_layers(network: Any) -> list[Any]:
     ]
 
 
+def _draft_with_head(texts: Sequence[HeadText], tasks: Sequence[DraftTask]) -> list[list[mx.array]]:
+    """Draft with the head of the tasks' network, and take back from its caches what that appended."""
+    network: Any = tasks[0].drafter.network  # type: ignore[union-attr]  # a HeadDrafter
+
+    def next_logits(rows: Sequence[int], inputs: Sequence[mx.array]) -> mx.array:
+        own = [texts[row] for row in rows]
+        logits, hidden = run_head(
+            network, inputs, [text.hidden for text in own], [text.cache for text in own]
+        )
+        for text, vector in zip(own, hidden, strict=True):
+            text.hidden = vector
+        return logits
+
+    try:
+        return _draft([text.tokens for text in texts], tasks, next_logits)
+    finally:
+        for text in texts:
+            text.cache.take_back()
+
+
 def _draft_with_model(
-    drafters: Sequence[ModelDrafter], texts: Sequence[Sequence[int]], tasks: Sequence[DraftTask]
-) -> list[list[int]]:
-    """Run each text and draft as many tokens after it as is asked, all step by step together; wait only once."""
-    drafts: list[list[mx.array]] = [[] for _ in drafters]
-    inputs = [mx.array([text]) for text in texts]
+    begun: Sequence[tuple[ModelDrafter, Sequence[int]]], tasks: Sequence[DraftTask]
+) -> list[list[mx.array]]:
+    """Run what followed in each text, and draft after it."""
+    drafters = [drafter for drafter, _ in begun]
+    vocabulary_size, has_run = tasks[0].position.sampler.text_mask.size, False
+
+    def next_logits(rows: Sequence[int], inputs: Sequence[mx.array]) -> mx.array:
+        nonlocal has_run
+        segments = [Segment(each, drafters[row].layers) for row, each in zip(rows, inputs, strict=True)]
+        logits = _last_logits(drafters[0], segments, vocabulary_size)
+        if not has_run:
+            has_run = True
+            for drafter in drafters:
+                drafter.on_text_run()
+        return logits
+
+    return _draft([fresh for _, fresh in begun], tasks, next_logits)
+
+
+def _draft(
+    texts: Sequence[Sequence[int]],
+    tasks: Sequence[DraftTask],
+    next_logits: Callable[[Sequence[int], Sequence[mx.array]], mx.array],
+) -> list[list[mx.array]]:
+    """Draft as many tokens after each text as is asked, all step by step together, without waiting for any.
+
+    `next_logits` runs the next tokens ([1, tokens]) of some rows; it returns the logits after them
+    ([rows, vocabulary]).
+    """
+    drafts: list[list[mx.array]] = [[] for _ in texts]
+    inputs = [mx.array([list(text)]) for text in texts]
     positions = [task.position for task in tasks]
     while rows := [row for row, task in enumerate(tasks) if len(drafts[row]) < task.max_drafts]:
-        segments = [Segment(inputs[row], drafters[row].layers) for row in rows]
-        logits = _last_logits(drafters[0], segments, positions[0].sampler.text_mask.size)
+        logits = next_logits(rows, [inputs[row] for row in rows])
         chosen = choose(logits, [positions[row] for row in rows])
         for at, row in enumerate(rows):
-            if not drafts[row]:
-                drafters[row].on_text_run()
             token = chosen[at : at + 1]
             drafts[row].append(token)
             inputs[row], positions[row] = token[None], positions[row].after(token)
-    remaining = iter(as_ints(mx.concatenate([token for own in drafts for token in own])))
-    return [[next(remaining) for _ in own] for own in drafts]
+    return drafts
 
 
 def _last_logits(drafter: ModelDrafter, segments: Sequence[Segment], vocabulary_size: int) -> mx.array:

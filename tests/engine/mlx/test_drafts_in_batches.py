@@ -196,8 +196,7 @@ def test_a_grammar_and_a_budget_hold_beside_replies_with_drafts(windowed: Path) 
         together, constraints = asked()
         found = generate(drafting, together)
     assert tokens(found) == expected
-    assert accepted(found)[1] == 0, "a grammar that promises nothing gets no drafts"
-    assert accepted(found)[2] > 0, "a budget gets them until it is used up"
+    assert all(count > 0 for count in accepted(found)), "drafts that a grammar allows are accepted"
     for reply, constraint in zip(found[1:], constraints, strict=True):
         assert constraint.seen == reply.tokens[: len(constraint.seen)]
         assert len(constraint.seen) >= REPLY - 1

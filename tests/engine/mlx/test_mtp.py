@@ -11,16 +11,30 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 import pytest
 from architectures import write
+from constraint_replies import TOOLS
 from drafting import alone, drafting_engine, first_position, generate, loaded_batch, tokens
 from engine_models import write_adapter
 from mlx import nn
-from mtp_heads import add_head, apart, extra_layer, learnt_head, original, random_head, text_of, weights_of
+from mlx_lm.models.cache import make_prompt_cache
+from mtp_heads import (
+    add_head,
+    apart,
+    extra_layer,
+    learnt_head,
+    mimo,
+    nemotron,
+    original,
+    random_head,
+    text_of,
+    weights_of,
+)
 from scripted_server import client_of
 from seeing import LAYOUTS, Seeing
 from vision_models import needs_mlx_vlm, write_qwen3_5
 from vision_reference import reference
 
 from mlx_backend.cli import main
+from mlx_backend.constraints import Grammars
 from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
@@ -37,10 +51,12 @@ from mlx_backend.layers.architecture import load_network
 from mlx_backend.models.engine_options import EngineOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from drafting import FoundReply
+
+    from mlx_backend.constraints import Spec
 
 REPLY = 18  # tokens
 DRAFTS = 3  # at once
@@ -119,6 +135,8 @@ def test_a_heads_logits_and_drafts_are_those_of_mlx_vlms_own(tmp_path: Path, arc
 
 
 CHECKPOINTS: dict[str, tuple[str, int | None, Any, str, str]] = {
+    "in two layers": ("nemotron_h", None, nemotron, "pt", "mtp."),
+    "the hidden vector first": ("mimo", None, mimo, "pt", "model.mtp_layers.0."),
     "original": ("qwen3_5", None, original, "pt", "mtp."),
     "a mixture": ("qwen3_5_moe", None, original, "pt", "mtp."),
     "experts apart": ("qwen3_5_moe", None, lambda weights: apart(original(weights)), "pt", "mtp."),
@@ -158,19 +176,26 @@ def test_replies_are_those_without_a_head_alone_and_in_a_crowd(
     assert proposed > accepted > proposed / 3, "the head has learnt these"
 
 
-@pytest.mark.parametrize(("architecture", "packs"), [("glm4_moe", True), ("glm4_moe_lite", False)])
-def test_several_replies_at_once_have_drafts_where_a_model_is_run_packed(
-    tmp_path: Path, architecture: str, packs: bool
-) -> None:
+FAMILIES: dict[str, tuple[Any, str]] = {
+    "glm4_moe": (extra_layer, "model.layers.{}."),
+    "glm4_moe_lite": (extra_layer, "model.layers.{}."),
+    "mimo": (mimo, "model.mtp_layers.0."),
+    "nemotron_h": (nemotron, "mtp."),
+    "qwen3_5_moe": (original, "mtp."),
+}
+
+
+@pytest.mark.parametrize("architecture", ["glm4_moe", "glm4_moe_lite", "mimo"])
+def test_several_replies_at_once_have_drafts(tmp_path: Path, architecture: str) -> None:
+    form, prefix = FAMILIES[architecture]
     folder = write(tmp_path / "model", architecture)
     asked = requests(8, checkpoints=(8,))
     with loaded_batch(folder) as plain:
         said = tokens(alone(plain, asked))
     weights = weights_of(learnt_head(folder, [asked[0].prompt], tokens=REPLY))
-    prefix = f"model.layers.{len(load_network(folder)[0].layers)}."
-    add_head(folder, extra_layer(weights), form="pt", prefix=prefix)
+    add_head(folder, form(weights), form="pt", prefix=prefix.format(len(load_network(folder)[0].layers)))
     with loaded_batch(folder, draft_tokens=DRAFTS, cache_bytes=None) as drafting:
-        assert drafting.runtime.abilities.can_pack == packs
+        assert drafting.runtime.abilities.can_pack
         few = generate(drafting, asked[:3], arrivals={1: 2, 2: 5})
         crowd = generate(drafting, asked, arrivals={at: 2 * at for at in range(1, 8)})
         held = drafting.runtime.networks.model.network.make_cache()
@@ -178,7 +203,45 @@ def test_several_replies_at_once_have_drafts_where_a_model_is_run_packed(
     assert tokens(crowd) == said
     proposed, accepted = drafted(few)
     assert proposed > accepted > 0
-    assert len(held) == len(load_network(folder)[0].layers) + 2
+    assert len(held) == len(make_prompt_cache(load_network(folder)[0])) + 2
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize("architecture", ["glm4_moe_lite", "nemotron_h", "qwen3_5_moe", "qwen3_next"])
+def test_a_head_is_read_from_the_folder_that_mlx_vlm_writes(
+    tmp_path: Path, architecture: str, bits: int | None
+) -> None:
+    splitters = pytest.importorskip("mlx_vlm.speculative.drafters.mtp_split")
+    folder, (form, prefix) = (
+        write(tmp_path / "model", architecture),
+        FAMILIES.get(architecture, (original, "mtp.")),
+    )
+    wanted = random_head(folder)
+    named = form(weights_of(wanted))
+    add_head(
+        folder,
+        apart(named) if architecture == "qwen3_next" else named,
+        form="pt",
+        prefix=prefix.format(len(load_network(folder)[0].layers)),
+    )
+    if architecture == "nemotron_h":
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"}
+        (folder / "config.json").write_text(json.dumps(config))
+    splitter = splitters.detect_mtp_splitter(folder)
+    splitter.split(str(folder), str(tmp_path / "head"), q_bits=bits, q_group_size=32)
+    (folder / "model-head.safetensors").unlink()
+    head = head_of(load_model(folder, EngineOptions(draft_model=str(tmp_path / "head"))).network)
+    assert head is not None
+    for path, value in weights_of(wanted).items():
+        stem, _, kind = path.rpartition(".")
+        found = head
+        for part in stem.split("."):
+            found = found[int(part)] if part.isdigit() else found[part]
+        value_found = found[kind]
+        if "scales" in found and kind == "weight":
+            value_found = mx.dequantize(value_found, found.scales, found.biases, 32, bits)
+        assert mx.allclose(value_found, value, atol=0.05).item(), path
 
 
 def test_a_head_in_a_folder_of_its_own_drafts_as_if_it_were_the_models(tmp_path: Path) -> None:
@@ -266,6 +329,36 @@ def test_a_budget_of_reasoning_and_adapters_have_drafts_too(model: Path, bare: P
         found, crowd = alone(drafting, asked(drafting)), generate(drafting, asked(drafting))
     assert tokens(found) == tokens(crowd) == expected
     assert all(each.ended is not None and each.ended.drafted_tokens for each in found)
+
+
+GRAMMARS: dict[str, tuple[Callable[[Grammars], Spec], Channel | None]] = {
+    "a schema": (
+        lambda grammars: grammars.json_schema({"type": "object", "required": ["a"]}, strict=False),
+        Channel.FINAL,
+    ),
+    "a required call": (lambda grammars: grammars.tool_calls(TOOLS, required=True), None),
+    "calls, or an answer": (lambda grammars: grammars.tool_calls(TOOLS, required=False), None),
+    "an expression": (lambda grammars: grammars.regex("[^a]*"), Channel.FINAL),
+}
+
+
+def test_replies_that_follow_grammars_are_those_without_a_head(model: Path, bare: Path) -> None:
+    def asked(batch: MLXBatch) -> list[GenerationRequest]:
+        words = batch.runtime.networks.model.tokenizer
+        grammars = Grammars(words, DIALECTS["harmony"])
+        found = []
+        for make, opens_in in GRAMMARS.values():
+            found += [replace(each, constraint=make(grammars).start(opens_in)) for each in requests(2)]
+        return found
+
+    with loaded_batch(bare) as plain:
+        expected = tokens(alone(plain, asked(plain)))
+    with loaded_batch(model, draft_tokens=DRAFTS) as drafting:
+        found = alone(drafting, asked(drafting))
+        crowd = generate(drafting, asked(drafting))
+        late = generate(drafting, asked(drafting), arrivals={at: 2 + 3 * at for at in range(1, 8)})
+    assert tokens(found) == tokens(crowd) == tokens(late) == expected
+    assert all(drafted([each])[0] for each in found)
 
 
 @needs_mlx_vlm
