@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import pytest
 
 from mlx_backend.errors import EngineBusy, EngineRefused, RequestError
-from mlx_backend.foreign_calls import MAX_RUNNING, ForeignCalls
+from mlx_backend.foreign_calls import MAX_OF_CLIENT, MAX_RUNNING, ForeignCalls
 from mlx_backend.preparation import Preparation, PreparationCancelled
 
 
@@ -39,7 +39,8 @@ def test_only_so_many_run_at_a_time_and_once_all_of_them_were_left_others_are_re
         with preparation.as_current(), suppress(PreparationCancelled):
             calls.run(slow)
 
-    preparations = [Preparation() for _ in range(MAX_RUNNING)]
+    clients = [f"client {number // MAX_OF_CLIENT}" for number in range(MAX_RUNNING)]
+    preparations = [Preparation(client=client) for client in clients]
     waiting = [threading.Thread(target=wait_for, args=(each,)) for each in preparations]
     for thread in waiting:
         thread.start()
@@ -56,6 +57,18 @@ def test_only_so_many_run_at_a_time_and_once_all_of_them_were_left_others_are_re
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
     assert calls.run(lambda: "done") == "done"
+
+
+def test_one_client_leaves_room_for_others() -> None:
+    calls, end = ForeignCalls(), threading.Event()
+    for _ in range(MAX_OF_CLIENT):
+        with Preparation(0.05, "a").running(), pytest.raises(RequestError):
+            calls.run(end.wait)
+    with Preparation(client="a").running(), pytest.raises(EngineBusy):
+        calls.run(str)
+    with Preparation(client="b").running():
+        assert calls.run(lambda: "done") == "done"
+    end.set()
 
 
 def test_a_call_that_failed_keeps_its_text_no_longer_than_its_error_is_kept() -> None:

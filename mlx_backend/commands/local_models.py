@@ -148,8 +148,9 @@ class LocalModels:
     def without_effort(self, name: str) -> tuple[str, str | None]:
         """Return a name without the effort that it ends with, and that effort; the whole name where a model has it."""
         base, effort = split_effort(name)
-        has_it = effort is not None and matching(name, [model.name for model in self.all])
-        return (name, None) if has_it else (base, effort)
+        if effort is None or Path(name).exists() or matching(name, [model.name for model in self.all]):
+            return name, None
+        return base, effort
 
     def find(self, name: str) -> LocalModel:
         """Return the model of that name, or in that folder. Raises CommandError if it is not on this machine."""

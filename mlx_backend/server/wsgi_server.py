@@ -413,6 +413,9 @@ class _Channel(HTTPChannel):
     def leave(self, reason: str, status: int | None = None) -> None:
         """Close the connection; a WebSocket's client is told why, as `WebSocket.close` has it."""
         self.say_goodbye(reason, status)
+        if self.websocket is not None:
+            with suppress(OSError, AttributeError):  # closed meanwhile
+                self.socket.recv(_PIECE)  # as for `_say_no`
         self.handle_close()
 
     def say_goodbye(self, reason: str, status: int | None = None) -> None:
