@@ -1,6 +1,6 @@
 """How a setting is declared: its type, limits and help, once, where its value is kept.
 
-    temperature: Annotated[float | None, Setting(number(0, 2), "0 always takes the likeliest token")] = None
+    temperature: float | None = declare(None, number(0, 2), help="0 always takes the likeliest token")
 
 From such fields of a dataclass follow an option of `mlx-backend serve` and its environment variable
 (commands/options.py), a key of the models file (registry/config_file.py), a field of a request
@@ -11,8 +11,9 @@ Knows no setting, no argparse and no HTTP; pydantic is imported only when a type
 
 from __future__ import annotations
 
-import inspect
+from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -107,15 +108,28 @@ class Setting:
         return (self.option or "").startswith("--no-")
 
 
+_SETTING = "setting"
+
+
+def declare[T](value: T, kind: Kind, /, *, is_secret: bool = False, **more: Any) -> T:
+    """Declare a field of a dataclass as a setting. `value` is its default; `more` says the rest of it.
+
+    What is secret is not shown with the others.
+    """
+    metadata = {_SETTING: Setting(kind=kind, **more)}
+    if isinstance(value, dict):
+        return field(default_factory=partial(copy, value), metadata=metadata)
+    return field(default=value, repr=not is_secret, metadata=metadata)
+
+
 def declared(owner: type) -> dict[str, Setting]:
     """Return the settings that are declared in a dataclass, by the names of its fields, in their order."""
-    found: dict[str, Setting] = {}
-    for base in reversed(owner.__mro__):  # a subclass may narrow the type of a setting
-        for name, hint in inspect.get_annotations(base, eval_str=True).items():
-            for metadata in getattr(hint, "__metadata__", ()):
-                if isinstance(metadata, Setting):
-                    found[name] = metadata
-    return found
+    return {
+        name: each.metadata[_SETTING]
+        for base in reversed(owner.__mro__)  # a subclass may narrow the type of a setting
+        for name, each in getattr(base, "__dataclass_fields__", {}).items()
+        if _SETTING in each.metadata
+    }
 
 
 def option_of(name: str, setting: Setting) -> str | None:

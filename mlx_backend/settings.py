@@ -7,18 +7,18 @@ Knows nothing of argparse, HTTP or MLX; the standard library and the shared core
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from mlx_backend.conversation.effort import Effort, parse_effort
 from mlx_backend.conversation.message_parts import REASONING_CONTENT
 from mlx_backend.declaration import (
     Kind,
     Network,
-    Setting,
     SettingError,
+    declare,
     declared,
     network,
     number,
@@ -86,65 +86,48 @@ _PENALTY = number(-2, 2)
 class SamplingSettings:
     """How the next token is chosen, by the names of the engine's `Sampling`."""
 
-    temperature: Annotated[
-        float | None,
-        Setting(
-            kind=number(0, 2),
-            help="randomness of sampling; 0 always takes the most likely token",
-            default="what the model's makers recommend, or 1; 0 for the demo model",
-        ),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        Setting(
-            kind=_FRACTION, help="choose among the most likely tokens that together have this probability"
-        ),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        Setting(
-            kind=whole(0, words="a whole number, or 0 for all"),
-            help="choose among this many of the most likely tokens; 0: all",
-        ),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        Setting(
-            kind=_FRACTION,
-            help="leave out tokens whose probability is below this fraction of the most likely one's",
-        ),
-    ] = None
-    seed: Annotated[
-        int | None,
-        Setting(
-            kind=whole(0, (1 << 63) - 1, words="a whole number from 0 up"),
-            help="the same seed gives the same reply to the same request",
-            default="a new one for each reply",
-        ),
-    ] = None
-    repetition_penalty: Annotated[
-        float | None,
-        Setting(kind=number(0, 10, above=True), help="above 1, recent tokens become less likely"),
-    ] = None
-    presence_penalty: Annotated[
-        float | None,
-        Setting(kind=_PENALTY, help="above 0, tokens that have been used become less likely"),
-    ] = None
-    frequency_penalty: Annotated[
-        float | None,
-        Setting(kind=_PENALTY, help="above 0, tokens become less likely each time they are used"),
-    ] = None
-    xtc_probability: Annotated[
-        float | None,
-        Setting(kind=_FRACTION, help="how often the most likely tokens are excluded (XTC sampling)"),
-    ] = None
-    xtc_threshold: Annotated[
-        float | None,
-        Setting(
-            kind=number(0, 0.5),
-            help="XTC excludes all tokens above this probability except the least likely of them",
-        ),
-    ] = None
+    temperature: float | None = declare(
+        None,
+        number(0, 2),
+        help="randomness of sampling; 0 always takes the most likely token",
+        default="what the model's makers recommend, or 1; 0 for the demo model",
+    )
+    top_p: float | None = declare(
+        None, _FRACTION, help="choose among the most likely tokens that together have this probability"
+    )
+    top_k: int | None = declare(
+        None,
+        whole(0, words="a whole number, or 0 for all"),
+        help="choose among this many of the most likely tokens; 0: all",
+    )
+    min_p: float | None = declare(
+        None,
+        _FRACTION,
+        help="leave out tokens whose probability is below this fraction of the most likely one's",
+    )
+    seed: int | None = declare(
+        None,
+        whole(0, (1 << 63) - 1, words="a whole number from 0 up"),
+        help="the same seed gives the same reply to the same request",
+        default="a new one for each reply",
+    )
+    repetition_penalty: float | None = declare(
+        None, number(0, 10, above=True), help="above 1, recent tokens become less likely"
+    )
+    presence_penalty: float | None = declare(
+        None, _PENALTY, help="above 0, tokens that have been used become less likely"
+    )
+    frequency_penalty: float | None = declare(
+        None, _PENALTY, help="above 0, tokens become less likely each time they are used"
+    )
+    xtc_probability: float | None = declare(
+        None, _FRACTION, help="how often the most likely tokens are excluded (XTC sampling)"
+    )
+    xtc_threshold: float | None = declare(
+        None,
+        number(0, 0.5),
+        help="XTC excludes all tokens above this probability except the least likely of them",
+    )
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -223,315 +206,234 @@ _EFFORT_BUDGETS = Kind(
 class ReplySettings(SamplingSettings):
     """What a reply is like."""
 
-    reasoning_effort: Annotated[
-        Effort | None,
-        Setting(
-            kind=_EFFORT,
-            help="how much the model reasons before it answers",
-            default="the model's own default",
-        ),
-    ] = None
-    reasoning_format: Annotated[
-        ReasoningFormat | None,
-        Setting(kind=one_of(ReasoningFormat), help="how the reasoning is sent", default="separate"),
-    ] = None
-    max_tokens: Annotated[
-        int | None,
-        Setting(
-            kind=whole(1), help="most tokens in a reply, reasoning included", default="what the context holds"
-        ),
-    ] = None
-    thinking_budget: Annotated[
-        int | None,
-        Setting(
-            kind=whole(0, words="a whole number of tokens, 0 for no reasoning"),
-            help="most tokens of reasoning before the answer begins; 0: no reasoning",
-            default="no limit",
-        ),
-    ] = None
-    thinking_budget_message: Annotated[
-        str | None,
-        Setting(
-            kind=text(),
-            help="sentence with which the reasoning ends when its budget is used up, before the answer",
-            default="none",
-        ),
-    ] = None
-    effort_budgets: Annotated[
-        EffortBudgets | None,
-        Setting(
-            kind=_EFFORT_BUDGETS,
-            help="most tokens of reasoning at these efforts, for models whose template knows no scale of effort; "
-            "the effort above them has no limit",
-            default="low=1024,medium=4096",
-        ),
-    ] = None
-    answer_reserve: Annotated[
-        int | None,
-        Setting(
-            kind=whole(0, words="a whole number of tokens, 0 for none"),
-            help="how many of max_tokens are kept for the answer; at most half of them, unless the request sets it",
-            default="none",
-        ),
-    ] = None
-    max_repeated_tokens: Annotated[
-        int | None,
-        Setting(
-            kind=whole(0, 1 << 16, words="a whole number of tokens up to 65536, 0 for no limit"),
-            help="end a reply when its last tokens, as many as this, are one run of tokens over and over; 0: never",
-            default="8192",
-        ),
-    ] = None
-    background_detection: Annotated[
-        bool | None,
-        Setting(
-            kind=switch(),
-            help="recognise the titles, tags and follow-ups that chat pages request by themselves, and answer them "
-            "at the lowest effort, after users' own messages",
-            option="--no-background-detection",
-            default="on",
-        ),
-    ] = None
-    list_efforts: Annotated[
-        bool | None,
-        Setting(
-            kind=switch(),
-            help="list a model under NAME:EFFORT too, for each of its efforts, so that a client can choose one by name",
-            default="off",
-        ),
-    ] = None
+    reasoning_effort: Effort | None = declare(
+        None, _EFFORT, help="how much the model reasons before it answers", default="the model's own default"
+    )
+    reasoning_format: ReasoningFormat | None = declare(
+        None, one_of(ReasoningFormat), help="how the reasoning is sent", default="separate"
+    )
+    max_tokens: int | None = declare(
+        None, whole(1), help="most tokens in a reply, reasoning included", default="what the context holds"
+    )
+    thinking_budget: int | None = declare(
+        None,
+        whole(0, words="a whole number of tokens, 0 for no reasoning"),
+        help="most tokens of reasoning before the answer begins; 0: no reasoning",
+        default="no limit",
+    )
+    thinking_budget_message: str | None = declare(
+        None,
+        text(),
+        help="sentence with which the reasoning ends when its budget is used up, before the answer",
+        default="none",
+    )
+    effort_budgets: EffortBudgets | None = declare(
+        None,
+        _EFFORT_BUDGETS,
+        help="most tokens of reasoning at these efforts, for models whose template knows no scale of effort; "
+        "the effort above them has no limit",
+        default="low=1024,medium=4096",
+    )
+    answer_reserve: int | None = declare(
+        None,
+        whole(0, words="a whole number of tokens, 0 for none"),
+        help="how many of max_tokens are kept for the answer; at most half of them, unless the request sets it",
+        default="none",
+    )
+    max_repeated_tokens: int | None = declare(
+        None,
+        whole(0, 1 << 16, words="a whole number of tokens up to 65536, 0 for no limit"),
+        help="end a reply when its last tokens, as many as this, are one run of tokens over and over; 0: never",
+        default="8192",
+    )
+    background_detection: bool | None = declare(
+        None,
+        switch(),
+        help="recognise the titles, tags and follow-ups that chat pages request by themselves, and answer them "
+        "at the lowest effort, after users' own messages",
+        option="--no-background-detection",
+        default="on",
+    )
+    list_efforts: bool | None = declare(
+        None,
+        switch(),
+        help="list a model under NAME:EFFORT too, for each of its efforts, so that a client can choose one by name",
+        default="off",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(ReplySettings):
     """The server's own settings: defaults for replies, addresses and limits."""
 
-    host: Annotated[str, Setting(kind=text("HOST"), help="address to listen on", group="network")] = (
-        "127.0.0.1"
+    host: str = declare("127.0.0.1", text("HOST"), help="address to listen on", group="network")
+    port: int = declare(
+        8080,
+        whole(0, 65535, words="a port (0 to 65535)"),
+        help="port to listen on; 0: any free one",
+        group="network",
     )
-    port: Annotated[
-        int,
-        Setting(
-            kind=whole(0, 65535, words="a port (0 to 65535)"),
-            help="port to listen on; 0: any free one",
-            group="network",
-        ),
-    ] = 8080
-    api_key: Annotated[
-        str | None,
-        Setting(
-            kind=API_KEY,
-            help="key that clients must send; other users of the machine can see an option in `ps`, "
-            "but not an environment variable",
-            group="network",
-            default="none",
-        ),
-    ] = field(default=None, repr=False)
-    api_keys: Annotated[
-        NamedKeys | None,
-        Setting(
-            kind=NAMED_KEYS,
-            help="a key of its own for each person or program, by names that the log shows",
-            group="network",
-            default="none",
-        ),
-    ] = field(default=None, repr=False)
-    api_key_file: Annotated[
-        Path | None,
-        Setting(
-            kind=path("FILE", "a file"),
-            help="keys with their limits, models and priorities, in TOML; read again on SIGHUP",
-            group="network",
-            default="none",
-        ),
-    ] = None
-    auth: Annotated[
-        bool,
-        Setting(
-            kind=switch(),
-            help="demand a key before listening where other machines can connect",
-            group="network",
-            option="--no-auth",
-            default="on",
-        ),
-    ] = True
-    trusted_proxies: Annotated[
-        tuple[Network, ...],
-        Setting(
-            kind=network(),
-            help="address or network of a reverse proxy, whose X-Forwarded-For says where requests come from",
-            group="network",
-            option="--trusted-proxy",
-            repeatable=True,
-        ),
-    ] = ()
-    cors_origins: Annotated[
-        tuple[str, ...],
-        Setting(
-            kind=text("ORIGIN"),
-            help="origin of web pages that may use the server",
-            group="network",
-            option="--cors-origin",
-            repeatable=True,
-        ),
-    ] = ()
-    allowed_hosts: Annotated[
-        tuple[str, ...],
-        Setting(
-            kind=text("NAME"),
-            help="name under which the server may be called, in addition to addresses and local names; '*': any. "
-            "Not needed with an API key",
-            group="network",
-            option="--allowed-host",
-            repeatable=True,
-        ),
-    ] = ()
+    api_key: str | None = declare(
+        None,
+        API_KEY,
+        help="key that clients must send; other users of the machine can see an option in `ps`, "
+        "but not an environment variable",
+        group="network",
+        default="none",
+        is_secret=True,
+    )
+    api_keys: NamedKeys | None = declare(
+        None,
+        NAMED_KEYS,
+        help="a key of its own for each person or program, by names that the log shows",
+        group="network",
+        default="none",
+        is_secret=True,
+    )
+    api_key_file: Path | None = declare(
+        None,
+        path("FILE", "a file"),
+        help="keys with their limits, models and priorities, in TOML; read again on SIGHUP",
+        group="network",
+        default="none",
+    )
+    auth: bool = declare(
+        True,
+        switch(),
+        help="demand a key before listening where other machines can connect",
+        group="network",
+        option="--no-auth",
+        default="on",
+    )
+    trusted_proxies: tuple[Network, ...] = declare(
+        (),
+        network(),
+        help="address or network of a reverse proxy, whose X-Forwarded-For says where requests come from",
+        group="network",
+        option="--trusted-proxy",
+        repeatable=True,
+    )
+    cors_origins: tuple[str, ...] = declare(
+        (),
+        text("ORIGIN"),
+        help="origin of web pages that may use the server",
+        group="network",
+        option="--cors-origin",
+        repeatable=True,
+    )
+    allowed_hosts: tuple[str, ...] = declare(
+        (),
+        text("NAME"),
+        help="name under which the server may be called, in addition to addresses and local names; '*': any. "
+        "Not needed with an API key",
+        group="network",
+        option="--allowed-host",
+        repeatable=True,
+    )
 
-    page: Annotated[
-        bool,
-        Setting(
-            kind=switch(),
-            help="have a page for browsers at /, for chatting and looking after the models, and the API's at /docs",
-            group="network",
-            option="--no-page",
-            default="on",
-        ),
-    ] = True
+    page: bool = declare(
+        True,
+        switch(),
+        help="have a page for browsers at /, for chatting and looking after the models, and the API's at /docs",
+        group="network",
+        option="--no-page",
+        default="on",
+    )
 
     reasoning_format: ReasoningFormat = ReasoningFormat.SEPARATE
     background_detection: bool = True
     max_repeated_tokens: int = 8192
-    reasoning_field: Annotated[
-        ReasoningField,
-        Setting(
-            kind=one_of(ReasoningField),
-            help="name of the field for separate reasoning",
-            group="replies",
-        ),
-    ] = ReasoningField.REASONING_CONTENT
+    reasoning_field: ReasoningField = declare(
+        ReasoningField.REASONING_CONTENT,
+        one_of(ReasoningField),
+        help="name of the field for separate reasoning",
+        group="replies",
+    )
 
-    max_concurrent: Annotated[
-        int,
-        Setting(kind=whole(1), help="requests that are generated at the same time", group="limits"),
-    ] = 32
-    max_queue: Annotated[
-        int, Setting(kind=whole(1), help="requests that may wait in the queue", group="limits")
-    ] = 256
-    queue_seconds: Annotated[
-        float,
-        Setting(
-            kind=seconds(),
-            help="how long a request may wait until it is prepared for its model, and then in the queue",
-            group="limits",
-        ),
-    ] = 600.0
-    load_seconds: Annotated[
-        float,
-        Setting(kind=seconds(), help="how long a request may wait for its model to load", group="limits"),
-    ] = 300.0
-    max_body_bytes: Annotated[
-        int,
-        Setting(
-            kind=size(1 << 20, "MB", "a number of megabytes above 0", above=True),
-            help="largest body of a request without its images, in megabytes",
-            group="limits",
-            option="--max-body-mb",
-        ),
-    ] = 8 << 20
-    max_messages: Annotated[
-        int, Setting(kind=whole(1), help="messages that a request may have", group="limits")
-    ] = 20_000
-    max_choices: Annotated[
-        int,
-        Setting(
-            kind=whole(1),
-            help="replies that a request may have: its n for each of its prompts",
-            group="limits",
-        ),
-    ] = 128
-    max_tools: Annotated[
-        int, Setting(kind=whole(1), help="tools that a request may have", group="limits")
-    ] = 1_000
-    prepare_seconds: Annotated[
-        float,
-        Setting(
-            kind=number(0, 1e6, above=True, words="a number of seconds above 0", metavar="S"),
-            help="how long a request may be prepared for its model: its conversation rendered, its schemas compiled",
-            group="limits",
-        ),
-    ] = 30.0
-    allow_image_urls: Annotated[
-        bool,
-        Setting(
-            kind=switch(),
-            help="fetch images from http(s) addresses that requests name; those of private networks and of this "
-            "machine only if --image-host names them",
-            group="images",
-            default="off",
-        ),
-    ] = False
-    image_hosts: Annotated[
-        tuple[str, ...],
-        Setting(
-            kind=text("HOST"),
-            help="host, address or network (10.0.0.0/8) from which images may be fetched although it is private",
-            group="images",
-            option="--image-host",
-            repeatable=True,
-        ),
-    ] = ()
-    image_seconds: Annotated[
-        float,
-        Setting(
-            kind=number(0, 1e6, above=True, words="a number of seconds above 0", metavar="S"),
-            help="how long fetching one image may take",
-            group="images",
-        ),
-    ] = 10.0
-    max_images: Annotated[
-        int, Setting(kind=whole(1), help="images that a request may have", group="images")
-    ] = 32
-    max_image_bytes: Annotated[
-        int,
-        Setting(
-            kind=size(1 << 20, "MB", "a number of megabytes above 0", above=True),
-            help="largest file of an image, in megabytes",
-            group="images",
-            option="--max-image-mb",
-        ),
-    ] = 20 << 20
-    max_images_bytes: Annotated[
-        int,
-        Setting(
-            kind=size(1 << 20, "MB", "a number of megabytes"),
-            help="most that all images in a request's body take there, in megabytes",
-            group="images",
-            option="--max-images-mb",
-        ),
-    ] = 64 << 20
-    max_image_pixels: Annotated[
-        int,
-        Setting(
-            kind=whole(1), help="most pixels of an image, before it is shrunk for the model", group="images"
-        ),
-    ] = 50_000_000
-    drain_seconds: Annotated[
-        float,
-        Setting(
-            kind=seconds(),
-            help="time for running replies to finish when the server is stopped",
-            group="limits",
-        ),
-    ] = 30.0
-    prewarm: Annotated[
-        bool,
-        Setting(
-            kind=switch(),
-            help="process the start of the next turn's prompt while idle",
-            group="memory and speed",
-            option="--no-prewarm",
-        ),
-    ] = True
+    max_concurrent: int = declare(
+        32, whole(1), help="requests that are generated at the same time", group="limits"
+    )
+    max_queue: int = declare(256, whole(1), help="requests that may wait in the queue", group="limits")
+    queue_seconds: float = declare(
+        600.0,
+        seconds(),
+        help="how long a request may wait until it is prepared for its model, and then in the queue",
+        group="limits",
+    )
+    load_seconds: float = declare(
+        300.0, seconds(), help="how long a request may wait for its model to load", group="limits"
+    )
+    max_body_bytes: int = declare(
+        8 << 20,
+        size(1 << 20, "MB", "a number of megabytes above 0", above=True),
+        help="largest body of a request without its images, in megabytes",
+        group="limits",
+        option="--max-body-mb",
+    )
+    max_messages: int = declare(20_000, whole(1), help="messages that a request may have", group="limits")
+    max_choices: int = declare(
+        128, whole(1), help="replies that a request may have: its n for each of its prompts", group="limits"
+    )
+    max_tools: int = declare(1_000, whole(1), help="tools that a request may have", group="limits")
+    prepare_seconds: float = declare(
+        30.0,
+        number(0, 1e6, above=True, words="a number of seconds above 0", metavar="S"),
+        help="how long a request may be prepared for its model: its conversation rendered, its schemas compiled",
+        group="limits",
+    )
+    allow_image_urls: bool = declare(
+        False,
+        switch(),
+        help="fetch images from http(s) addresses that requests name; those of private networks and of this "
+        "machine only if --image-host names them",
+        group="images",
+        default="off",
+    )
+    image_hosts: tuple[str, ...] = declare(
+        (),
+        text("HOST"),
+        help="host, address or network (10.0.0.0/8) from which images may be fetched although it is private",
+        group="images",
+        option="--image-host",
+        repeatable=True,
+    )
+    image_seconds: float = declare(
+        10.0,
+        number(0, 1e6, above=True, words="a number of seconds above 0", metavar="S"),
+        help="how long fetching one image may take",
+        group="images",
+    )
+    max_images: int = declare(32, whole(1), help="images that a request may have", group="images")
+    max_image_bytes: int = declare(
+        20 << 20,
+        size(1 << 20, "MB", "a number of megabytes above 0", above=True),
+        help="largest file of an image, in megabytes",
+        group="images",
+        option="--max-image-mb",
+    )
+    max_images_bytes: int = declare(
+        64 << 20,
+        size(1 << 20, "MB", "a number of megabytes"),
+        help="most that all images in a request's body take there, in megabytes",
+        group="images",
+        option="--max-images-mb",
+    )
+    max_image_pixels: int = declare(
+        50_000_000,
+        whole(1),
+        help="most pixels of an image, before it is shrunk for the model",
+        group="images",
+    )
+    drain_seconds: float = declare(
+        30.0, seconds(), help="time for running replies to finish when the server is stopped", group="limits"
+    )
+    prewarm: bool = declare(
+        True,
+        switch(),
+        help="process the start of the next turn's prompt while idle",
+        group="memory and speed",
+        option="--no-prewarm",
+    )
     keepalive_seconds: float = 5.0
 
     @property

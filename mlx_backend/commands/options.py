@@ -8,16 +8,17 @@ import difflib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mlx_backend.declaration import (
     VARIABLE_PREFIX,
     Kind,
     Setting,
     SettingError,
+    declare,
     declared,
     one_of_words,
     option_of,
@@ -61,101 +62,79 @@ def _json_object(text: str) -> dict[str, Any]:
 class ServeOptions:
     """The options that belong to the command alone: which models there are. Others are engine options and settings."""
 
-    model: Annotated[
-        str | None,
-        Setting(
-            kind=text("PATH_OR_REPO", "a folder or a repository"),
-            help="model folder or Hugging Face repository; `mlx-demo` and `mlx-demo-vision` are included",
-            group="model",
-            default="the demo model",
-        ),
-    ] = None
-    model_id: Annotated[
-        str | None,
-        Setting(kind=text("NAME"), help="name that clients use", group="model", default="the model's own"),
-    ] = None
-    adapter_path: Annotated[
-        tuple[tuple[str, Path], ...],
-        Setting(
-            kind=Kind(words="PATH or NAME=PATH", metavar="[NAME=]PATH", type=tuple, parse=_adapter),
-            help="LoRA adapter: always on without a name, with a name for requests that ask for it",
-            group="model",
-            repeatable=True,
-        ),
-    ] = ()
-    chat_template_args: Annotated[
-        Mapping[str, Any],
-        Setting(
-            kind=Kind(words="a JSON object", metavar="JSON", type=dict, parse=_json_object),
-            help="further variables for the chat template, such as '{\"enable_thinking\": false}'",
-            group="model",
-        ),
-    ] = field(default_factory=dict)
-    embedding_model: Annotated[
-        tuple[str, ...],
-        Setting(
-            kind=text("PATH_OR_REPO", "a folder or a repository"),
-            help="embedding model (/v1/embeddings), loaded at the first request; `mlx-demo-embedding` is included",
-            group="several models",
-            repeatable=True,
-        ),
-    ] = ()
-    rerank_model: Annotated[
-        tuple[str, ...],
-        Setting(
-            kind=text("PATH_OR_REPO", "a folder or a repository"),
-            help="rerank model (/v1/rerank), loaded when a request first needs it",
-            group="several models",
-            repeatable=True,
-        ),
-    ] = ()
-    config: Annotated[
-        Path | None,
-        Setting(
-            kind=path("FILE", "a file"),
-            help="models file: the models to serve and their settings, in TOML",
-            group="several models",
-        ),
-    ] = None
-    models_dir: Annotated[
-        tuple[Path, ...],
-        Setting(
-            kind=path("DIR"),
-            help="folder of models that requests may name",
-            group="several models",
-            repeatable=True,
-        ),
-    ] = ()
-    hf_cache: Annotated[
-        bool,
-        Setting(kind=switch(), help="serve the models in the Hugging Face cache too", group="several models"),
-    ] = False
-    allow_download: Annotated[
-        bool,
-        Setting(kind=switch(), help="download a repository that a request names", group="several models"),
-    ] = False
-    ttl: Annotated[
-        float | None,
-        Setting(
-            kind=seconds("a number of seconds, or 0 for never"),
-            help="unload a model after this many seconds without a request; 0: never. "
-            "The one named with --model stays",
-            group="several models",
-            default="never",
-        ),
-    ] = None
-    log_level: Annotated[
-        str,
-        Setting(kind=one_of_words("debug", "info", "warning", "error"), help="what to log", group="log"),
-    ] = "info"
-    log_format: Annotated[
-        str,
-        Setting(
-            kind=one_of_words("text", "json"),
-            help="what a line of the log is: words, or a JSON object for programs",
-            group="log",
-        ),
-    ] = "text"
+    model: str | None = declare(
+        None,
+        text("PATH_OR_REPO", "a folder or a repository"),
+        help="model folder or Hugging Face repository; `mlx-demo` and `mlx-demo-vision` are included",
+        group="model",
+        default="the demo model",
+    )
+    model_id: str | None = declare(
+        None, text("NAME"), help="name that clients use", group="model", default="the model's own"
+    )
+    adapter_path: tuple[tuple[str, Path], ...] = declare(
+        (),
+        Kind(words="PATH or NAME=PATH", metavar="[NAME=]PATH", type=tuple, parse=_adapter),
+        help="LoRA adapter: always on without a name, with a name for requests that ask for it",
+        group="model",
+        repeatable=True,
+    )
+    chat_template_args: Mapping[str, Any] = declare(
+        {},
+        Kind(words="a JSON object", metavar="JSON", type=dict, parse=_json_object),
+        help="further variables for the chat template, such as '{\"enable_thinking\": false}'",
+        group="model",
+    )
+    embedding_model: tuple[str, ...] = declare(
+        (),
+        text("PATH_OR_REPO", "a folder or a repository"),
+        help="embedding model (/v1/embeddings), loaded at the first request; `mlx-demo-embedding` is included",
+        group="several models",
+        repeatable=True,
+    )
+    rerank_model: tuple[str, ...] = declare(
+        (),
+        text("PATH_OR_REPO", "a folder or a repository"),
+        help="rerank model (/v1/rerank), loaded when a request first needs it",
+        group="several models",
+        repeatable=True,
+    )
+    config: Path | None = declare(
+        None,
+        path("FILE", "a file"),
+        help="models file: the models to serve and their settings, in TOML",
+        group="several models",
+    )
+    models_dir: tuple[Path, ...] = declare(
+        (),
+        path("DIR"),
+        help="folder of models that requests may name",
+        group="several models",
+        repeatable=True,
+    )
+    hf_cache: bool = declare(
+        False, switch(), help="serve the models in the Hugging Face cache too", group="several models"
+    )
+    allow_download: bool = declare(
+        False, switch(), help="download a repository that a request names", group="several models"
+    )
+    ttl: float | None = declare(
+        None,
+        seconds("a number of seconds, or 0 for never"),
+        help="unload a model after this many seconds without a request; 0: never. "
+        "The one named with --model stays",
+        group="several models",
+        default="never",
+    )
+    log_level: str = declare(
+        "info", one_of_words("debug", "info", "warning", "error"), help="what to log", group="log"
+    )
+    log_format: str = declare(
+        "text",
+        one_of_words("text", "json"),
+        help="what a line of the log is: words, or a JSON object for programs",
+        group="log",
+    )
 
 
 OWNERS = (ServeOptions, EngineOptions, Settings)

@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from mlx_backend.declaration import Kind, Setting, one_of_words, switch
+from mlx_backend.declaration import Kind, declare, one_of_words, switch
 from mlx_backend.errors import EngineError
 from mlx_backend.models import files as model_files
 from mlx_backend.models.files import ENCODERS, MAX_JSON_BYTES, read_json_or_empty, read_small
@@ -37,17 +37,14 @@ class EmbeddingOptions:
     """How one embedding or rerank model is served. None leaves a setting to the model's files."""
 
     context_length: int | None = None
-    pooling: Annotated[
-        Pooling | None,
-        Setting(kind=one_of_words(*POOLINGS), help="how a text's vector is made of its tokens' vectors"),
-    ] = None
-    query_prefix: Annotated[str | None, Setting(kind=_PREFIX, help="text that is put before a query")] = None
-    document_prefix: Annotated[
-        str | None, Setting(kind=_PREFIX, help="text that is put before a document")
-    ] = None
-    matryoshka: Annotated[
-        bool | None, Setting(kind=switch(), help="whether requests may ask for shorter vectors (dimensions)")
-    ] = None
+    pooling: Pooling | None = declare(
+        None, one_of_words(*POOLINGS), help="how a text's vector is made of its tokens' vectors"
+    )
+    query_prefix: str | None = declare(None, _PREFIX, help="text that is put before a query")
+    document_prefix: str | None = declare(None, _PREFIX, help="text that is put before a document")
+    matryoshka: bool | None = declare(
+        None, switch(), help="whether requests may ask for shorter vectors (dimensions)"
+    )
     allow_download: bool = True
     memory_bytes: int | None = None
     max_waiting: int = 256
