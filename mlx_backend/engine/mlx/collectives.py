@@ -115,7 +115,7 @@ class MLXRanks:
         """Raise EngineError for options that several ranks do not support yet."""
         for name, chosen in (
             ("LoRA adapters", options.adapters),
-            ("A draft model", options.draft_model),
+            ("A draft model or an MTP head as --draft-model", options.draft_model),
             ("A folder for prompt caches", options.cache_folder),
         ):
             if chosen:

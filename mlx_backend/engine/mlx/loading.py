@@ -161,9 +161,13 @@ def load_model(
             tokenizer.render([{"role": "user", "content": "hello"}], None)
         except EngineRefused as error:
             raise EngineError(f"The given chat template does not work. {error}") from error
+    found = _find_head(network, folder, options)
     if group is not None:
         shard(network, config, group, name)
-    found = _find_head(network, folder, options) if group is None else FoundHead()
+        if found.head is not None:
+            found = FoundHead(
+                reason="The model's MTP head is not used while several processes share the model."
+            )
     if found.head is not None:
         attach(network, found.head)
     with explain_load_errors(name):

@@ -429,3 +429,6 @@ def test_no_head_is_loaded_where_no_drafts_are_wanted_or_the_text_drafts(model: 
             assert head_of(batch.runtime.networks.model.network) is None
     network, _ = load_network(model)
     assert len(network.make_cache()) == len(network.layers)
+    shared = load_model(model, group=mx.distributed.init())
+    assert head_of(shared.network) is None
+    assert "several processes share the model" in shared.drafts
