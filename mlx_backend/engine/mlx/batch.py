@@ -433,9 +433,9 @@ class MLXBatch:
             )
         if ended or failed:
             kept = ended if self.runtime.prefix_store.enabled else []
-            if (
-                self.runtime.abilities.can_pack
-            ):  # a reply of one token ran nothing else than its prompt, which is stored
+            abilities = self.runtime.abilities
+            # A reply of one token ran nothing else than its prompt, which is stored; of states only what is before it.
+            if abilities.can_pack and abilities.can_rewind:
                 kept = [each for each in kept if each.num_emitted > 1]
             caches = self._leave(decoder, [*ended, *failed], keep_caches=kept)
             for sequence in [*ended, *failed]:

@@ -120,11 +120,6 @@ class BatchCaches:
         order = [row for rows, _ in self._groups() for row in rows]
         return sorted(range(len(order)), key=order.__getitem__)
 
-    def by_row(self, outputs: mx.array) -> mx.array:
-        """Sort what was computed for the tokens of `segments` ([rows, ...]) by rows."""
-        positions = self.positions()
-        return outputs if positions == sorted(positions) else outputs[mx.array(positions)]
-
     def rewindable_segment(self, row: int, tokens: mx.array, shift: int = 0) -> Segment:
         """Return what runs tokens ([length]) of a row that has its own caches; all but the first can be taken back."""
         layers = [RewindableRotatingKVCache.of(layer) for layer in self.extract(row)]

@@ -140,13 +140,23 @@ class BatchTrial:
     def try_packing(self, *, packs_replies: bool = True, many_tokens: bool = False) -> None:
         """Patch the network and try packed runs, with `many_tokens` also of long prompts. Raises BatchTrialError.
 
-        Without `packs_replies` replies by themselves are rows of a batch.
+        Without `packs_replies` replies by themselves are rows of a batch. It is tried again as long as modules are
+        found that have to run segment by segment.
         """
-        patch_for_packing(self._network)
+        packing = patch_for_packing(self._network)
         step = self._step_packed if packs_replies else self._step_rows
-        self._try(self._pack_prompts, lambda alone: self._run_together(alone, step))
-        if many_tokens:
-            self._try_texts(lambda _: self._pack_long_prompts())
+        while True:
+            number = len(packing.by_segment)
+            try:
+                self._try(self._pack_prompts, lambda alone: self._run_together(alone, step))
+                if many_tokens:
+                    self._try_texts(lambda _: self._pack_long_prompts())
+            except BatchTrialError:
+                if len(packing.by_segment) == number:
+                    raise
+            else:
+                packing.settle(self._network)
+                return
 
     def try_batching(self) -> None:
         """Try batches as mlx-lm runs them: a row for each sequence. Raises BatchTrialError."""
@@ -372,7 +382,7 @@ def _try_together(
 ) -> tuple[bool, bool, str]:
     """Try packed runs and batches; return what `Abilities` has as `can_pack`, `packs_replies` and `unbatched`."""
     unmerged = sorted({kind_of(layer) for layer in layers if not can_merge(layer)})
-    if trials and options.packing and all(map(can_rewind, layers)):
+    if trials and options.packing and all(map(can_take_back, layers)):
         for packs_replies in (True,) if always_packs or unmerged else (False, True):
             try:
                 for trial in trials:

@@ -201,16 +201,17 @@ class Decoder:
         in no defined state.
         """
         if prefilled:
-            return self._run_with_prompts(sequences, prefilled)
-        segments, [first, *_] = self._reply_segments(), self.sequences
-        if self._caches.is_merged and len(segments) == 1 and not self._packs_replies:
-            logits = run_rows(self._network, segments[0])
+            logits = self._run_with_prompts(sequences, prefilled)
         else:
-            logits = run_packed(self._network, segments, restore=False)
-        logits = self._caches.by_row(logits)
-        if first.num_to_replay:  # only a sequence that is alone has any
-            logits = logits[-1:]
-            first.num_to_replay = 0
+            segments, positions = self._reply_segments()
+            if self._caches.is_merged and len(segments) == 1 and not self._packs_replies:
+                logits = run_rows(self._network, segments[0])
+            else:
+                logits = run_packed(self._network, segments, restore=False)
+            if positions != list(range(logits.shape[0])):
+                logits = logits[mx.array(positions)]
+        for sequence in sequences:
+            sequence.num_to_replay = 0
         return logits
 
     def _run_with_prompts(
@@ -220,23 +221,28 @@ class Decoder:
 
         After a ForwardError all caches are as they were.
         """
-        segments = self._reply_segments() if sequences else []
+        segments, positions = self._reply_segments() if sequences else ([], [])
+        last = sum(segment.tokens.size for segment in segments) - 1
         segments += [each.segment(self._network) for each in prefilled]
         every = run_packed(self._network, segments)
-        ends = list(accumulate((len(each.last_chunk) for each in prefilled), initial=len(sequences) - 1))[1:]
-        positions = self._caches.positions() if sequences else []
+        ends = list(accumulate((len(each.last_chunk) for each in prefilled), initial=last))[1:]
         return every[mx.array([*positions, *ends])]
 
-    def _reply_segments(self) -> list[Segment]:
-        """Return segments that run each sequence's last sampled token, in the order of `BatchCaches.segments`.
+    def _reply_segments(self) -> tuple[list[Segment], list[int]]:
+        """Return segments that run each sequence's last sampled token, and which of all their tokens that is.
 
-        Tokens that were taken back from a reply's caches (rewinding.py) run again in the same run.
+        Tokens that were taken back from replies' caches (rewinding.py) run again in the same run. Those are not merged.
         """
         assert self._next is not None
         segments = self._caches.segments(self._next, [sequence.images.shift for sequence in self.sequences])
-        if len(self.sequences) == 1 and (replayed := self.sequences[0].to_replay):
-            return [segments[0].after(replayed)]
-        return segments
+        replayed = [sequence.to_replay for sequence in self.sequences]
+        if not any(replayed):
+            return segments, self._caches.positions()
+        segments = [
+            segment.after(tokens) if tokens else segment
+            for segment, tokens in zip(segments, replayed, strict=True)
+        ]
+        return segments, list(accumulate((segment.tokens.shape[1] for segment in segments), initial=-1))[1:]
 
     def _make_caches(self) -> BatchCaches:
         if not self._merges:

@@ -12,6 +12,12 @@ so that an upgrade is a decision and not an accident.
    comes in by the same two: masks with blocks that attend in both directions, and positions in two dimensions. What
    Qwen3-VL's first layers get more of an image is added by replaced classes of those layers (`patch_for_added`).
 
+   A recurrent layer goes on from a state, and attention may have masks and positions of its own kind (MLA). So the
+   classes of all modules that take a cache are replaced, too. One that is given a `PackedLayer` runs once for all
+   tokens, with convolutions and the functions that go on from a state (`_CORES`) run segment by segment: projections
+   are then computed at once. A module that cannot run so, as it raises when it is tried, is itself run segment by
+   segment (`Packing`).
+
 2. Rewinding a sliding window (`RewindableRotatingKVCache`). Speculative decoding and checkpoints inside a chunk take
    back the last tokens of a step. mlx-lm's `RotatingKVCache` refuses that once the window is full, although it still
    holds them; to do it, its private write index `_idx` must be set.
@@ -63,6 +69,8 @@ import hashlib
 import importlib
 import inspect
 import sys
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -71,19 +79,22 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models import base, rope_utils
 from mlx_lm.models.cache import (
+    ArraysCache,
     BatchKVCache,
     BatchRotatingKVCache,
+    CacheList,
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 KNOWN_SOURCES: dict[str, str] = {
+    "mlx.nn.Conv1d": "8a6ffc53d31f365c",
     "mlx.nn.QuantizedLinear": "bd5bdef45d3be81e",
     "mlx.nn.RoPE": "627d3750e5aab4b7",
     "mlx_lm.models.base.create_attention_mask": "a8ebacf963b3f96e",
@@ -100,11 +111,13 @@ KNOWN_SOURCES: dict[str, str] = {
     "mlx_lm.models.cache.make_prompt_cache": "ae8ee8ce5ac69f2a",
     "mlx_lm.models.cache.save_prompt_cache": "30590484ea78ffe4",
     "mlx_lm.models.deepseek_v3.DeepseekV3Attention": "2fdb470c022448ec",
+    "mlx_lm.models.gated_delta.gated_delta_update": "261212fc0a75471f",
     "mlx_lm.models.glm4_moe_lite.Glm4MoeLiteAttention": "82ac3bbe3e1c0104",
     "mlx_lm.models.rope_utils.Llama3RoPE": "0308fc565df55065",
     "mlx_lm.models.rope_utils.ProportionalRoPE": "98abc69972f2c90a",
     "mlx_lm.models.rope_utils.SuScaledRoPE": "9b6b1c87968a0be7",
     "mlx_lm.models.rope_utils.YarnRoPE": "0d55b251820dfcf6",
+    "mlx_lm.models.ssm.ssm_update": "f5b9ba938efe5a86",
     "mlx_lm.models.switch_layers.QuantizedSwitchLinear": "831d2e1eed0af008",
     "mlx_lm.models.switch_layers.SwitchLinear": "7316d3764459dff4",
     "mlx_lm.tokenizer_utils.TokenizerWrapper": "99b30b4093dc627d",
@@ -146,16 +159,23 @@ class TokenPositions:
     axes: mx.array | None = None
 
 
+class BySegment(list[Any]):
+    """What each segment of a packed run has of its own, such as a mask. Networks only pass it on."""
+
+
 class PackedLayer:
     """One layer's caches of all segments of a packed run, in the order of their tokens.
 
     Stands for one cache where a network expects it. `shapes` are the segments' rows, and tokens in each row. `blocks`
     are for each segment None, or the number of the block that each token belongs to, -1 for none ([tokens]): in a block
-    tokens attend in both directions, as in an image of Gemma 3. `added` is what is added to the layer's output
+    tokens attend in both directions, as in an image of Gemma 3. `shifts` are added to the positions of each segment's
+    rows ([rows]), which `positions` already are. `added` is what is added to the layer's output
     ([tokens, width]), as for an image of Qwen3-VL; `patch_for_added` has to be called before. With `single_queries`
     the attention of a few tokens, as of drafts, is computed token by token: MLX's CUDA backend plans that of several
     anew for every number of keys, which takes longer than many steps, but that of one only once for 256 of them.
     """
+
+    lengths = None  # of rows that are padded, as states' caches have them: segments are not
 
     def __init__(
         self,
@@ -165,34 +185,61 @@ class PackedLayer:
         blocks: Sequence[mx.array | None] | None = None,
         added: mx.array | None = None,
         *,
+        shifts: Sequence[mx.array | None] | None = None,
         single_queries: bool = False,
     ) -> None:
         self.offset = positions
         self.shapes = shapes
         self.added = added
-        self._starts = list(accumulate(rows * length for rows, length in shapes[:-1]))  # of all but the first
+        self.num_tokens = sum(rows * length for rows, length in shapes)
         self._caches = caches
         self._blocks = blocks or [None] * len(caches)
+        self._shifts = shifts or [None] * len(caches)
         self._single_queries = single_queries
+        self._num_cores = 0  # that have run
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a part of the caches. States are seen only by what runs segment by segment: here there is none yet."""
+        if isinstance(self._caches[0], CacheList):
+            part = copy.copy(self)
+            part._caches = [each[index] for each in self._caches]
+            return part
+        self._caches[0][index]  # raises what ends an iteration
+        return None
+
+    def __setitem__(self, index: int, state: object) -> None:
+        """Do nothing: `run_core` has kept each segment's state."""
+
+    def advance(self, _: int) -> None:
+        """Do nothing: there is no padding."""
 
     @property
     def state(self) -> list[Any]:
         """What the caches hold."""
         return [cache.state for cache in self._caches]
 
-    def make_mask(self, _: int, **named: Any) -> list[Any]:
-        """Return each segment's own mask. The network only passes the list on."""
-        return [
+    @property
+    def num_states(self) -> int:
+        """How many states the layer has; 0 if it has keys and values."""
+        return len(self._caches[0].cache) if isinstance(self._caches[0], ArraysCache) else 0
+
+    def make_mask(self, _: int, **named: Any) -> Any:
+        """Return each segment's own mask. None where states go on from one token to the next."""
+        if self.num_states:
+            return None
+        return BySegment(
             _mask(cache, length, blocks, **named)
             for cache, (_, length), blocks in zip(self._caches, self.shapes, self._blocks, strict=True)
-        ]
+        )
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[list[mx.array], list[mx.array]]:
         """Append to every segment's cache its own keys and values, and return all that each cache holds."""
         fetched = [
             cache.update_and_fetch(*pair)
             for cache, pair in zip(
-                self._caches, zip(self._split(keys), self._split(values), strict=True), strict=True
+                self._caches,
+                zip(_split(keys, self.shapes, 2), _split(values, self.shapes, 2), strict=True),
+                strict=True,
             )
         ]
         return [pair[0] for pair in fetched], [pair[1] for pair in fetched]
@@ -208,22 +255,128 @@ class PackedLayer:
         sinks: mx.array | None,
     ) -> mx.array:
         """Compute attention for every segment by itself, just as it would be computed alone."""
-        segments = zip(self._split(queries), keys, values, self._caches, mask, strict=True)
+        segments = zip(_split(queries, self.shapes, 2), keys, values, self._caches, mask, strict=True)
 
         def compute(q: mx.array, k: Any, v: Any, cache: Any, own: Any) -> mx.array:
             return attention(q, k, v, cache, scale, own, sinks)
 
         attend = functools.partial(_attend_singly, compute) if self._single_queries else compute
-        outputs = [attend(*segment) for segment in segments]
-        return joined([_flatten(each) for each in outputs], axis=2)
+        return _join([attend(*segment) for segment in segments], 2)
 
-    def _split(self, heads: mx.array) -> list[mx.array]:
-        """Split [1, heads, tokens, size] into [rows, heads, length, size] for every segment."""
-        segments = mx.split(heads, self._starts, axis=2) if self._starts else [heads]
-        return [
-            segment.swapaxes(0, 2) if rows > 1 else segment
-            for segment, (rows, _) in zip(segments, self.shapes, strict=True)
-        ]
+    def run_at_once(self, run: Callable[..., Any], given: Sequence[Any], named: dict[str, Any]) -> Any:
+        """Run a module for all tokens. Raises TypeError if it goes on from a state otherwise than by its cores."""
+        self._num_cores = 0
+        with _running(self):
+            output = run(*given, **named)
+        if self._num_cores != self.num_states:
+            raise TypeError("states are used by something else than the known cores")
+        return output
+
+    def run_by_segment(self, run: Callable[..., Any], given: Sequence[Any], named: dict[str, Any]) -> Any:
+        """Run a module for every segment by itself, with its own part of what is given, just as it would be alone."""
+        parts = [self._parts(each) for each in given]
+        named_parts = {name: self._parts(each) for name, each in named.items()}
+        with _running(None):
+            outputs = [
+                run(*(each[at] for each in parts), **{name: each[at] for name, each in named_parts.items()})
+                for at in range(len(self.shapes))
+            ]
+        self._num_cores = self.num_states
+        return self._together(outputs)
+
+    def run_core(
+        self, run: Callable[[Any, Sequence[mx.array]], Any], arrays: Sequence[mx.array], axis: int
+    ) -> mx.array:
+        """Run the next core of a layer for every segment, with its state and its part of the arrays' tokens.
+
+        A core returns its output and the next state. A layer runs its cores in the order of its states. Adjacent
+        segments of one token, as replies are, are rows of one batch: a core takes many operations, and copying the
+        states for it fewer.
+        """
+        number = self._num_cores
+        self._num_cores += 1
+        batches = list[tuple[list[Any], int, int]]()  # caches, rows in all, and tokens of each
+        for cache, (rows, length) in zip(self._caches, self.shapes, strict=True):
+            if length == 1 and cache[number] is not None and batches and batches[-1][2] == 1:
+                caches, before, _ = batches[-1]
+                if caches[0][number] is not None:
+                    batches[-1] = [*caches, cache], before + rows, 1
+                    continue
+            batches.append(([cache], rows, length))
+        shapes = [(rows, length) for _, rows, length in batches]
+        outputs = []
+        for (caches, _, _), own in zip(
+            batches, zip(*(_split(each, shapes, axis) for each in arrays), strict=True), strict=True
+        ):
+            states = [each[number] for each in caches]
+            output, after = run(states[0] if len(states) == 1 else mx.concatenate(states), own)
+            outputs.append(output)
+            ends = list(accumulate(each.shape[0] for each in states[:-1])) if len(states) > 1 else []
+            for cache, state in zip(caches, mx.split(after, ends) if ends else [after], strict=True):
+                cache[number] = state
+        return _join(outputs, axis)
+
+    def _parts(self, value: Any) -> Sequence[Any]:
+        """Return what each segment gets in place of something that a module is given."""
+        if isinstance(value, PackedLayer):
+            return [value._view(at) for at in range(len(self.shapes))]
+        if isinstance(value, BySegment):
+            return value
+        if isinstance(value, TokenPositions):
+            parts = _split(value.of_tokens, self.shapes, -1)
+            return [
+                part if rows > 1 else TokenPositions(part, value.axes)
+                for part, (rows, _) in zip(parts, self.shapes, strict=True)
+            ]
+        if isinstance(value, mx.array) and value.ndim in (2, 3) and value.shape[:2] == (1, self.num_tokens):
+            return _split(value, self.shapes, 1)
+        return [value] * len(self.shapes)
+
+    def _view(self, at: int) -> Any:
+        """Return a segment's cache as a module that runs it by itself has to see it."""
+        cache, shift, blocks = self._caches[at], self._shifts[at], self._blocks[at]
+        if isinstance(cache, ArraysCache):
+            return cache
+        if self.offset.axes is not None:
+            raise TypeError("positions with rows and columns are only possible in packed attention")
+        return cache if shift is None and blocks is None else LayerView(cache, shift, blocks)
+
+    def _together(self, outputs: Sequence[Any]) -> Any:
+        """Return what a module returned for each segment as if it had run once."""
+        [first, *_] = outputs
+        if isinstance(first, tuple):
+            return tuple(self._together(each) for each in zip(*outputs, strict=True))
+        if isinstance(first, mx.array) and first.ndim == 3:
+            return _join(outputs, 1)
+        return BySegment(outputs)
+
+
+def _split(tokens: mx.array, shapes: Sequence[tuple[int, int]], axis: int) -> list[mx.array]:
+    """Split an array with all tokens on an axis into [rows, ..., length, ...] for every segment."""
+    ends = list(accumulate(rows * length for rows, length in shapes[:-1]))  # of all but the last
+    segments = mx.split(tokens, ends, axis=axis) if ends else [tokens]
+    return [
+        segment.swapaxes(0, axis) if rows > 1 else segment
+        for segment, (rows, _) in zip(segments, shapes, strict=True)
+    ]
+
+
+def _join(segments: Sequence[mx.array], axis: int) -> mx.array:
+    """Join what `_split` splits. Only rows of one token are batched."""
+    return joined([each.swapaxes(0, axis) if each.shape[0] > 1 else each for each in segments], axis=axis)
+
+
+_RUNNING: ContextVar[PackedLayer | None] = ContextVar("_RUNNING", default=None)
+"""The caches of the module that is being run for all tokens at once."""
+
+
+@contextmanager
+def _running(packed: PackedLayer | None) -> Iterator[None]:
+    before = _RUNNING.set(packed)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(before)
 
 
 class LayerView:
@@ -288,28 +441,76 @@ def _attend_singly(
     )
 
 
-def _flatten(heads: mx.array) -> mx.array:
-    """Turn a segment's [rows, heads, 1, size] into [1, heads, rows, size]; only rows of one token are batched."""
-    return heads.swapaxes(0, 2) if heads.shape[0] > 1 else heads
-
-
 def joined(arrays: Sequence[mx.array], axis: int = 0) -> mx.array:
     """Concatenate arrays; one alone is passed on, without an operation on the device."""
     return arrays[0] if len(arrays) == 1 else mx.concatenate(list(arrays), axis=axis)
 
 
-def patch_for_packing(network: Any) -> None:
-    """Make a network's rotary embeddings and attention accept `PackedLayer`; other calls work as before."""
+class Packing:
+    """How the modules of a network run when it is packed: those of the kinds `by_segment` for each segment by itself.
+
+    A kind is added when a module of it raises, and it was nothing inside that module that did.
+    """
+
+    def __init__(self) -> None:
+        self.by_segment: set[type[Any]] = set()
+        self.with_states: set[type[Any]] = set()
+
+    def settle(self, network: Any) -> None:
+        """Once a network has run packed, have modules run as before that need not know of it: most attention."""
+        for module in network.modules():
+            kind = type(module).__base__
+            if vars(module).get("packing") is self and kind not in self.by_segment | self.with_states:
+                module.__class__ = kind
+                del vars(module)["packing"]
+
+
+def patch_for_packing(network: Any) -> Packing:
+    """Make a network's modules accept `PackedLayer`, if they can; other calls work as before."""
     modules = network.modules()
+    known = (vars(module)["packing"] for module in modules if "packing" in vars(module))
+    packing: Packing = next(known, None) or Packing()
     for module in modules:
-        if type(module) in _PACKABLE:
-            module.__class__ = _PACKABLE[type(module)]
-        elif _has_latents(type(module)):
-            module.__class__ = _attending_to_latents(module.__class__)
+        kind: Any = type(module)
+        if kind in _PACKABLE:
+            module.__class__ = _PACKABLE[kind]
+        elif _has_latents(kind):
+            module.__class__ = _attending_to_latents(kind)
+        elif module is not network and "cache" in inspect.signature(kind.__call__).parameters:
+            module.__class__ = _taking_packed(kind)
+            vars(module)["packing"] = packing
     for name in {type(module).__module__ for module in modules}:
         module = sys.modules[name]
         if getattr(module, _ATTENTION, None) is base.scaled_dot_product_attention:
             setattr(module, _ATTENTION, _attention)
+        for core, axis in _CORES.items():
+            function = getattr(module, core, None)
+            if function is not None and not hasattr(function, "__wrapped__"):
+                setattr(module, core, _by_segment(function, axis))
+    return packing
+
+
+@functools.cache
+def _taking_packed(kind: Any) -> type[Any]:
+    def call(self: Any, *given: Any, **named: Any) -> Any:
+        packed = next((each for each in (*named.values(), *given) if isinstance(each, PackedLayer)), None)
+        if packed is None:
+            return kind.__call__(self, *given, **named)
+        packing: Packing = vars(self)["packing"]
+        run, by_segment = functools.partial(kind.__call__, self), packing.by_segment
+        if kind in by_segment:
+            return packed.run_by_segment(run, given, named)
+        if packed.num_states:
+            packing.with_states.add(kind)
+        number = len(by_segment)
+        try:
+            return packed.run_at_once(run, given, named)
+        except Exception:
+            if len(by_segment) == number:  # it was nothing in it
+                by_segment.add(kind)
+            raise
+
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
 def patch_for_added(layers: Iterable[Any]) -> None:
@@ -403,6 +604,55 @@ def _packable(rotation: type[Any]) -> type[Any]:
     return type(rotation.__name__, (rotation,), {"__call__": call, "__module__": rotation.__module__})
 
 
+def _convolve(self: Any, inputs: mx.array) -> mx.array:
+    """Convolve each segment's tokens after those before them, of which a network has put zeros before all."""
+    packed = _RUNNING.get()
+    if packed is None:
+        return nn.Conv1d.__call__(self, inputs)  # type: ignore[no-any-return]  # MLX's modules have no types
+    kept = inputs.shape[1] - packed.num_tokens
+    if kept < 1:
+        raise TypeError("a convolution keeps no tokens")
+
+    def run(before: mx.array | None, own: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
+        [tokens] = own
+        if before is None:
+            before = mx.zeros((tokens.shape[0], kept, tokens.shape[2]), tokens.dtype)
+        tokens = mx.concatenate([before, tokens], axis=1)
+        return nn.Conv1d.__call__(self, tokens), mx.contiguous(tokens[:, -kept:])
+
+    return packed.run_core(run, [inputs[:, kept:]], 1)
+
+
+_CORES = {"gated_delta_update": 1, "ssm_update": 1, "recurrent_gla": 2}
+"""Functions of mlx-lm that go on from a state, and the axis of tokens in what they take and return."""
+_STATE_NAMES = ("state", "h")
+
+
+def _by_segment(function: Callable[..., Any], axis: int) -> Callable[..., Any]:
+    """Return a function that goes on from each segment's own state."""
+    signature = inspect.signature(function)
+    [state] = (name for name in _STATE_NAMES if name in signature.parameters)
+
+    @functools.wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        packed = _RUNNING.get()
+        if packed is None:
+            return function(*given, **named)
+        arguments = signature.bind(*given, **named).arguments
+        of_tokens = {
+            name: value
+            for name, value in arguments.items()
+            if isinstance(value, mx.array) and value.ndim > 2 and value.shape[axis] == packed.num_tokens
+        }
+
+        def run(before: mx.array | None, own: Sequence[mx.array]) -> Any:
+            return function(**{**arguments, **dict(zip(of_tokens, own, strict=True)), state: before})
+
+        return packed.run_core(run, [*of_tokens.values()], axis), None
+
+    return call
+
+
 _PACKABLE = {
     rotation: _packable(rotation)
     for rotation in (
@@ -413,6 +663,9 @@ _PACKABLE = {
         rope_utils.YarnRoPE,
     )
 }
+_PACKABLE[nn.Conv1d] = type(
+    "Conv1d", (nn.Conv1d,), {"__call__": _convolve, "__module__": nn.Conv1d.__module__}
+)
 
 
 @functools.wraps(base.scaled_dot_product_attention)

@@ -383,20 +383,15 @@ def _shifted(last: Any, hidden: mx.array) -> mx.array:
     Of a model with states the last one is kept, as a state. Of others all are, as if they were keys and values, so that
     any number of them can be trimmed.
     """
+    if isinstance(last, PackedLayer):
+        shifted: mx.array = last.run_by_segment(_shifted, (last, hidden), {})
+        return shifted
     if isinstance(last, ArraysCache):
         before = last[0] if last[0] is not None else mx.zeros_like(hidden[:, :1])
         last[0] = hidden[:, -1:]
         return mx.concatenate([before, hidden[:, :-1]], axis=1)
     fetched = last.update_and_fetch(*mx.split(hidden[:, None], 2, axis=-1))
-    if isinstance(fetched[0], mx.array):
-        return mx.concatenate([_before(each, hidden.shape[1]) for each in fetched], axis=-1)[:, 0]
-    segments = [
-        mx.concatenate([_before(keys, length), _before(values, length)], axis=-1)[:, 0].reshape(
-            1, rows * length, -1
-        )
-        for keys, values, (rows, length) in zip(*fetched, last.shapes, strict=True)
-    ]
-    return mx.concatenate(segments, axis=1)
+    return mx.concatenate([_before(each, hidden.shape[1]) for each in fetched], axis=-1)[:, 0]
 
 
 def _before(vectors: mx.array, count: int) -> mx.array:

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
 
 from mlx_backend.engine.mlx.kv_cache import alias
 from mlx_backend.engine.mlx.mlx_lm_patches import LayerView, PackedLayer, TokenPositions, joined
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
 
@@ -121,25 +121,19 @@ def run_packed(
 
 def _run(network: Any, segments: Sequence[Segment], *, single_queries: bool) -> mx.array:
     shapes = [(segment.tokens.shape[0], segment.tokens.shape[1]) for segment in segments]
-    positions = _all_positions(segments)
-    caches = zip(*(segment.layers for segment in segments), strict=True)
-    if all(segment.images is None for segment in segments):
-        layers = [PackedLayer(each, shapes, positions, single_queries=single_queries) for each in caches]
-    else:
-        added = _added(segments)
-        layers = [
-            each[0]
-            if isinstance(each[0], ArraysCache)
-            else PackedLayer(
-                each,
-                shapes,
-                positions,
-                _blocks(segments, each),
-                added.get(at),
-                single_queries=single_queries,
-            )
-            for at, each in enumerate(caches)
-        ]
+    positions, added = _all_positions(segments), _added(segments)
+    layers = [
+        PackedLayer(
+            each,
+            shapes,
+            positions,
+            _blocks(segments, each),
+            added.get(at),
+            shifts=[segment.shift for segment in segments],
+            single_queries=single_queries,
+        )
+        for at, each in enumerate(zip(*(segment.layers for segment in segments), strict=True))
+    ]
     tokens = joined([segment.tokens.reshape(-1) for segment in segments])
     return _forward(network, tokens[None], layers, segments)
 
@@ -184,14 +178,21 @@ def _forward(network: Any, tokens: mx.array, layers: Sequence[Any], segments: Se
 def _positions(segment: Segment) -> mx.array:
     rows, length = segment.tokens.shape
     # A layer without attention has a state, or an empty cache, which say nothing of positions.
-    attending = (layer for layer in segment.layers if not isinstance(layer, ArraysCache))
-    first = next(attending)
-    layer = first if not first.empty() else next((each for each in attending if not each.empty()), first)
-    offset = layer.offset
+    attending = [layer for layer in _parts(segment.layers) if not isinstance(layer, ArraysCache)]
+    layer = next((each for each in attending if not each.empty()), attending[0] if attending else None)
+    offset = layer.offset if layer is not None else 0
     if length == 1 and isinstance(offset, mx.array) and offset.shape == (rows,):
         return copy(offset)  # the cache may change its own in place
     start = mx.broadcast_to(mx.array(offset), (rows,))
     return (start[:, None] + mx.arange(length)).reshape(-1)
+
+
+def _parts(layers: Sequence[Any]) -> Iterator[Any]:
+    for layer in layers:
+        if isinstance(layer, CacheList):
+            yield from _parts(layer.caches)
+        else:
+            yield layer
 
 
 def _all_positions(segments: Sequence[Segment]) -> TokenPositions:

@@ -163,7 +163,7 @@ def load_runtime(
             list(networks.by_adapter.values()),
             device.lock,
             reserve,
-            can_pack=abilities.can_pack or (options.packing and not abilities.can_rewind),  # not tried then
+            can_pack=abilities.can_pack,
             shared=ranks is not None,
         )
         weight_bytes = networks.weight_bytes() + (vision.nbytes if vision is not None else 0)

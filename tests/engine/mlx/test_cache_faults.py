@@ -126,7 +126,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         model, options = _model(tmp_path_factory.mktemp("model"), request.param)
         with loaded_batch(model, cache_bytes=CACHE_BYTES, **options) as batch:
             assert batch.runtime.abilities.can_batch
-            assert batch.runtime.abilities.can_pack == (request.param in ("windowed", "drafts"))
+            assert batch.runtime.abilities.can_pack == (request.param != "rows")
             asked = _requests()
             case = Case(batch, asked, [generate(batch, [each])[0] for each in asked], Counter())
             with pytest.MonkeyPatch.context() as counting:

@@ -239,7 +239,7 @@ def test_where_the_run_before_others_join_fails_each_is_decoded_alone(
         original(network, caches, sequences)
 
     monkeypatch.setattr(decode, "replay", replay)
-    with loaded_batch(model, draft_model=str(half_right), draft_tokens=3) as drafting:
+    with loaded_batch(model, draft_model=str(half_right), draft_tokens=3, packing=False) as drafting:
         for step in range(2, 9):
             assert tokens(generate(drafting, asked, arrivals={1: step})) == expected
     assert failed

@@ -169,11 +169,14 @@ def test_replies_are_those_without_a_head_alone_and_in_a_crowd(
     with loaded_batch(model, draft_tokens=DRAFTS) as drafting:
         assert drafting.runtime.abilities.drafts == DRAFTING
         found = alone(drafting, requests(8))
+        few = generate(drafting, requests(4), arrivals={1: 2, 2: 3, 3: 7})
         crowd = generate(drafting, requests(8))
         late = generate(drafting, requests(8), arrivals={at: 2 + 3 * at for at in range(1, 8)})
     assert tokens(found) == tokens(crowd) == tokens(late) == expected
-    proposed, accepted = drafted(found[:4:2])
-    assert proposed > accepted > proposed / 3, "the head has learnt these"
+    assert tokens(few) == expected[:4]
+    for learnt in (found[:4:2], few[::2]):
+        proposed, accepted = drafted(learnt)
+        assert proposed > accepted > proposed / 3, "the head has learnt these"
 
 
 FAMILIES: dict[str, tuple[Any, str]] = {

@@ -1,24 +1,45 @@
 """Packed runs: each sequence gets the logits it would get alone, and keeps caches of its own."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from architectures import write
 from engine_models import write_model, write_qwen
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlx_backend.engine.mlx.arrays import as_ints
+from mlx_backend.engine.mlx.batch_trial import BatchTrial
 from mlx_backend.engine.mlx.kv_cache import merged
 from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
 
+BY_SEGMENT = {
+    "qwen3_5": set[str](),
+    "nemotron_h": set[str](),
+    "granitemoehybrid": set[str](),
+    "lfm2": set[str](),
+    "falcon_h1": set[str](),
+    "bailing_hybrid": {"MultiLatentAttention"},
+    "kimi_linear": {"KimiMLAAttention"},
+    "deepseek_v2": {"DeepseekV2Attention"},
+    "jamba": {"JambaMambaMixer"},
+    "rwkv7": {"Rwkv7TimeMixing", "Rwkv7ChannelMixing"},
+}
+"""The modules that run for each sequence by itself: others do with states what is known."""
 
-@pytest.fixture(scope="module", params=["windowed", "qwen"])
+
+@pytest.fixture(scope="module", params=["windowed", "qwen", *BY_SEGMENT])
 def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    write = {"windowed": write_model, "qwen": write_qwen}[request.param]
-    return load_model(write(tmp_path_factory.mktemp("model")))[0]
+    folder, name = tmp_path_factory.mktemp("model"), request.param
+    writers = {"windowed": write_model, "qwen": write_qwen}
+    network = load_model(writers[name](folder) if name in writers else write(folder, name))[0]
+    BatchTrial(network, partial(make_prompt_cache, network)).try_packing()
+    assert {kind.__name__ for kind in patch_for_packing(network).by_segment} == BY_SEGMENT.get(name, set())
+    return network
 
 
 def text(seed: int, length: int) -> list[int]:
@@ -40,7 +61,6 @@ def same(one: mx.array, other: mx.array) -> bool:
 def test_replies_and_prompts_in_one_run_get_what_each_gets_alone(
     network: Any, known: tuple[int, ...]
 ) -> None:
-    patch_for_packing(network)
     texts = [text(at, length) for at, length in enumerate(known)]
     prompts = [text(7, 1), text(8, 40), text(9, 17)]
     expected = [network(mx.array([[each[0]]]), cache=read(network, each))[0] for each in texts] + [
@@ -63,7 +83,6 @@ def test_replies_and_prompts_in_one_run_get_what_each_gets_alone(
 
 
 def test_a_failed_run_leaves_all_caches_unchanged(network: Any) -> None:
-    patch_for_packing(network)
     parts = [Segment(mx.array([text(at, 9)]), read(network, text(at, 20))) for at in range(2)]
     expected = run_packed(
         network, [Segment(part.tokens, read(network, text(at, 20))) for at, part in enumerate(parts)]

@@ -17,7 +17,7 @@ from mlx import nn
 
 from mlx_backend.device.mlx import weight_bytes
 from mlx_backend.engine.images import ImageMarkup, ImageSupport, PreparedImage
-from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_added, patch_for_packing
+from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_added
 from mlx_backend.engine.mlx.packed_forward import embedding_of
 from mlx_backend.engine.mlx.vision.families import (
     family_of,
@@ -97,8 +97,6 @@ class Vision:
         )
         deepstack = config["vision_config"].get("deepstack_visual_indexes") or ()
         for network in networks:
-            if family.has_grid_positions:
-                patch_for_packing(network)
             patch_for_added(network.layers[: len(deepstack)])
         self.waiting = PreparedImages()
         self.features = FeatureCache()
