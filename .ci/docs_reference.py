@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.reply_fields import ALIASES
 from mlx_backend.cli import COMMANDS, command_parser
-from mlx_backend.clients import CLIENTS, ServerAccess
+from mlx_backend.clients import ServerAccess, known_clients
 from mlx_backend.commands.errors import EXIT_CODES
 from mlx_backend.commands.options import GROUPS, default_in_words, options_by_group
 from mlx_backend.constraints import can_require_calls
@@ -80,7 +80,7 @@ def keys_reference() -> str:
 def clients_reference() -> str:
     """Return a table of the clients that are programs, and a section for each with what to set in it."""
     head = ("client", "`connect`", "version", "API", "what was tried", "seen before")
-    programs = {name: client for name, client in CLIENTS.items() if client.kind != "sdk"}
+    programs = {name: client for name, client in known_clients().items() if client.kind != "sdk"}
     parts = [_table(head, (_client_row(name, client) for name, client in programs.items()))]
     return "\n\n".join([*parts, *map(_client_section, programs.values())]) + "\n"
 
@@ -88,14 +88,16 @@ def clients_reference() -> str:
 def sdks_reference() -> str:
     """Return a table of SDKs: of each the line that says where the server is."""
     rows = []
-    for name, client in CLIENTS.items():
+    for name, client in known_clients().items():
         if client.kind == "sdk":
             [snippet] = client.snippets
             code = "below" if client.about else _code(snippet.filled(_EXAMPLE).rstrip().rpartition("\n")[2])
             title = f"{client.title} {client.version}".rstrip()
             rows.append((title, f"`{name}`", code, client.remarks(_EXAMPLE)))
     sections = [
-        _client_section(client) for client in CLIENTS.values() if client.kind == "sdk" and client.about
+        _client_section(client)
+        for client in known_clients().values()
+        if client.kind == "sdk" and client.about
     ]
     table = _table(("SDK", "`connect`", "what to set", "what to know"), rows)
     return "\n\n".join([table, *sections]) + "\n"

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from mlx_backend.clients import CLIENTS, KEY_VARIABLE, ServerAccess, Snippet
+from mlx_backend.clients import KEY_VARIABLE, ServerAccess, Snippet, known_clients
 
 SNIPPETS = [
     pytest.param(snippet, id=f"{name}-{at}")
-    for name, client in CLIENTS.items()
+    for name, client in known_clients().items()
     for at, snippet in enumerate(client.snippets)
 ]
 AWKWARD = """it's a "model" \\ of $HOME 模"""
@@ -73,7 +73,7 @@ def test_no_secret_stands_in_a_snippet_that_reads_a_variable(snippet: Snippet) -
 
 
 def test_a_shell_is_given_the_model_as_one_word() -> None:
-    [snippet] = CLIENTS["aider"].snippets
+    [snippet] = known_clients()["aider"].snippets
     told = read(snippet, snippet.filled(ServerAccess(model=AWKWARD)))
     assert f"openai/{AWKWARD}" in told.splitlines()
 
@@ -96,6 +96,6 @@ def test_javascript_is_whole() -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed")
-    [snippet] = CLIENTS["ai-sdk"].snippets
+    [snippet] = known_clients()["ai-sdk"].snippets
     text = snippet.filled(ServerAccess(model=AWKWARD, secret=SECRET))
     subprocess.run([node, "--input-type=module", "--check"], input=text, text=True, check=True)

@@ -1,8 +1,8 @@
 """`mlx-backend connect CLIENT`: what a client needs to use the server, with its address and model; and writes it.
 
-What is said stands in mlx_backend/clients.py. With `--write` it is merged into the client's own file, in which all else
-stays; where something would be lost, such as a comment in JSON, what to add is shown instead. Nothing is written that
-was not shown before.
+What is said stands in mlx_backend/clients.toml. With `--write` it is merged into the client's own file, in which all
+else stays; where something would be lost, such as a comment in JSON, what to add is shown instead. Nothing is written
+that was not shown before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.clients import CLIENTS, KEY_VARIABLE, KINDS, UNUSED, ServerAccess
+from mlx_backend.clients import KEY_VARIABLE, KINDS, UNUSED, ServerAccess, known_clients
 from mlx_backend.commands.errors import NO_SERVER, WRONG_USAGE, CommandError
 from mlx_backend.commands.files import write_file
 from mlx_backend.commands.running_server import RunningServer, add_server_options
@@ -94,10 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(*, as_json: bool) -> int:
+    clients = known_clients().items()
     if as_json:
-        print_json(
-            [{"name": name, "title": client.title, "kind": client.kind} for name, client in CLIENTS.items()]
-        )
+        print_json([{"name": name, "title": client.title, "kind": client.kind} for name, client in clients])
         return 0
     rows = [
         (
@@ -106,25 +105,25 @@ def _list(*, as_json: bool) -> int:
             client.title,
             ", ".join(each.file for each in client.snippets if each.file),
         )
-        for name, client in sorted(CLIENTS.items(), key=lambda item: list(KINDS).index(item[1].kind))
+        for name, client in sorted(clients, key=lambda item: list(KINDS).index(item[1].kind))
     ]
     print_table(("CLIENT", "KIND", "", "--write PUTS IT INTO"), rows)
     return 0
 
 
 def _client(name: str) -> ClientSetup:
+    clients = known_clients()
     wanted = name.casefold().replace(" ", "-").replace("_", "-")
-    by_title = {client.title.casefold().replace(" ", "-"): client for client in CLIENTS.values()}
-    known = by_title | dict(CLIENTS)
+    known = {client.title.casefold().replace(" ", "-"): client for client in clients.values()} | {**clients}
     if wanted in known:
         return known[wanted]
     # As people say it: "claude", "webui", "codex-cli".
     begun = [
-        each for each in CLIENTS if wanted and (each.startswith(wanted) or wanted.startswith(f"{each}-"))
+        each for each in clients if wanted and (each.startswith(wanted) or wanted.startswith(f"{each}-"))
     ]
-    matches = begun or [each for each in CLIENTS if wanted and wanted in each]
+    matches = begun or [each for each in clients if wanted and wanted in each]
     if len(matches) == 1:
-        return CLIENTS[matches[0]]
+        return clients[matches[0]]
     close = matches or difflib.get_close_matches(wanted, list(known), n=1)
     meant = f"; did you mean {' or '.join(close)}?" if close else "; `mlx-backend connect` lists them all"
     raise CommandError(f"unknown client {name!r}{meant}", status=WRONG_USAGE)

@@ -1,6 +1,6 @@
 """How programs are set up for this server, with its address and one of its models filled in: for the page.
 
-What they are told is in clients.py; keys are left to a variable.
+What they are told is in clients.toml; keys are left to a variable.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypedDict
 from mlx_backend.api import json_text
 from mlx_backend.api.base import Operation
 from mlx_backend.api.errors import ApiError
-from mlx_backend.clients import CLIENTS, UNUSED, ServerAccess
+from mlx_backend.clients import UNUSED, ServerAccess, known_clients
 from mlx_backend.server.errors import DefaultErrors
 from mlx_backend.server.handlers import json_response
 
@@ -60,7 +60,7 @@ class ClientsHandler(DefaultErrors):
             secret=UNUSED if backend.client.key is None else None,
         )
         try:
-            filled = [_filled(name, client, access) for name, client in CLIENTS.items()]
+            filled = [_filled(name, client, access) for name, client in known_clients().items()]
         except ValueError:
             raise ApiError(400, f"url is {access.url[:200]!r}: that is no address.", param="url") from None
         return json_response(json_text.body(filled))

@@ -18,7 +18,7 @@ from scripted_engine import ScriptedEngine
 from server_process import COMMAND
 
 from mlx_backend.cli import main
-from mlx_backend.clients import CLIENTS, KEY_VARIABLE
+from mlx_backend.clients import KEY_VARIABLE, known_clients
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from running_server import RunningServer
 
-WRITTEN = {name: file for name, client in CLIENTS.items() for each in client.snippets if (file := each.file)}
+WRITTEN = {
+    name: file for name, client in known_clients().items() for each in client.snippets if (file := each.file)
+}
 LOADERS: dict[str, Any] = {"toml": tomllib.loads, "json": json.loads, "yaml": yaml.safe_load}
 
 
@@ -47,7 +49,7 @@ def connect(served: RunningServer, *words: str) -> int:
     return main(["connect", *words, "--url", served.url])
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", known_clients())
 def test_every_client_is_told_the_real_address_and_model(
     name: str, served: RunningServer, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,7 +57,9 @@ def test_every_client_is_told_the_real_address_and_model(
     said = json.loads(capsys.readouterr().out)
     text = "".join(each["text"] for each in said["snippets"])
     assert served.url.rpartition(":")[2] in text
-    assert said["model"] in text or all("{{model}}" not in each.text for each in CLIENTS[name].snippets)
+    assert said["model"] in text or all(
+        "{{model}}" not in each.text for each in known_clients()[name].snippets
+    )
 
 
 @pytest.mark.parametrize(("name", "file"), WRITTEN.items())
@@ -270,7 +274,7 @@ def test_the_list_has_coding_agents_first_and_sdks_last(capsys: pytest.CaptureFi
     assert main(["connect"]) == 0
     kinds = re.findall("coding agent|app(?=  )|SDK", capsys.readouterr().out)
     assert kinds == sorted(kinds, key=["coding agent", "app", "SDK"].index)
-    assert len(kinds) == len(CLIENTS)
+    assert len(kinds) == len(known_clients())
 
 
 def test_without_a_server_it_says_so_and_writes_nothing_without_a_model(
