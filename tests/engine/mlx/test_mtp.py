@@ -421,6 +421,29 @@ def test_a_model_whose_head_is_of_no_use_serves_without_it_and_says_so(
         assert status.drafts in capsys.readouterr().out
 
 
+UNKNOWN = {
+    "deepseek_v32": "model.layers.4.eh_proj.weight",
+    "deepseek_v41": "mtp.0.enorm.weight",
+    "ernie4_5_moe": "model.mtp_linear_proj.0.weight",
+    "exaone_moe": "mtp.fc.weight",
+    "longcat_flash": "model.mtp.layers.0.eh_proj.weight",
+    "mimo_v2_flash": "model.mtp.layers.0.eh_proj.weight",
+    "step3p5": "model.layers.4.eh_proj.weight",
+}
+
+
+@pytest.mark.parametrize("architecture", UNKNOWN)
+def test_a_head_that_is_not_known_is_left_out_and_named(tmp_path: Path, architecture: str) -> None:
+    network, _ = load_network(write(tmp_path / "model", architecture))
+    weights = {UNKNOWN[architecture]: mx.zeros((4, 8))}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, {"format": "pt"})
+    found = own_head(network, tmp_path)
+    assert found.head is None
+    assert found.reason == (
+        f"The model's MTP head is not used: those of {architecture!r} models are not read here."
+    )
+
+
 def test_weights_that_cannot_be_read_are_no_head(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     assert own_head(nn.Module(), tmp_path).reason.startswith("The model's MTP head is not used: ")
