@@ -562,9 +562,7 @@ def _attending_to_latents(kind: Any) -> type[Any]:
             scores = (rotated * scale) @ keys.swapaxes(-1, -2)
             if mask is not None:
                 scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
-            attention = functools.partial(
-                base.scaled_dot_product_attention, cache=own, scale=scale, mask=scores
-            )
+            attention = functools.partial(_attend, cache=own, scale=scale, mask=scores, sinks=None)
             if queries.shape[2] <= MAX_SINGLE_QUERIES:
                 return self.unembed_out(attention(self.embed_q(queries), latents, latents))  # type: ignore[no-any-return]
             return attention(queries, self.embed_q(latents, transpose=False), self.unembed_out(latents))  # type: ignore[no-any-return]
