@@ -48,6 +48,7 @@ from mlx_backend.server.origins import AllowedHosts, CorsPolicy
 from mlx_backend.server.page.files import PageOrAnswer, page_routes
 from mlx_backend.server.preparations import Preparations
 from mlx_backend.server.request_log import RequestRecord
+from mlx_backend.server.request_tasks import HAS_ROOM_FOR
 from mlx_backend.server.status import (
     ActivityHandler,
     HealthHandler,
@@ -55,7 +56,7 @@ from mlx_backend.server.status import (
     MetricsHandler,
     ReadyHandler,
 )
-from mlx_backend.server.wsgi_server import HAS_ROOM_FOR, SPARE_THREADS
+from mlx_backend.server.wsgi_server import SPARE_THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

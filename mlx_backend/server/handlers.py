@@ -20,7 +20,7 @@ from mlx_backend.server.reply_response import (
 )
 from mlx_backend.server.request_body import check_places, read_body
 from mlx_backend.server.request_log import LEFT
-from mlx_backend.server.wsgi_server import ON_DISCONNECT, PUMP, UPGRADE, WEBSOCKET
+from mlx_backend.server.request_tasks import ON_DISCONNECT, PUMP, UPGRADE, WEBSOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -19,7 +19,7 @@ from mlx_backend.api.image_places import IMAGE, misplaced_characters
 from mlx_backend.api.json_text import decode_json
 from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.server.received_request import TOO_MANY_BODIES
-from mlx_backend.server.wsgi_server import HOLD_BODY
+from mlx_backend.server.request_tasks import HOLD_BODY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

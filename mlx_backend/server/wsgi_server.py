@@ -5,14 +5,8 @@ arrived. So a client that sends slowly costs a socket. Added to that here:
 
     times for a request's head and body, and the rate of a body; how slowly an answer may be read
     connections altogether and of one address; the bytes received and not yet answered, and those not yet read
-    `environ[ON_DISCONNECT]`, with which an application hears at once that its client has disconnected
-    `environ[HOLD_BODY]`, with which it counts what it makes of a body that is compressed, and
-    `environ[HAS_ROOM_FOR]`, with which it asks whether a large answer may wait for its client to read it
-    `environ[PUMP]`, for an answer that waits for an engine: an application that has nothing to send yields b"", and
-    calls its `resume` when it has; one thread writes all of these (pump.py)
-    `environ[UPGRADE]`, with which an application makes a connection a WebSocket; what comes then are requests, with
-    that in `environ[WEBSOCKET]` (websocket.py)
-    errors of HTTP itself with the application's error body
+    what an application may ask for: to hear of its client's leaving, to wait for an engine without a thread's work, to
+    make a connection a WebSocket, on which requests come as messages (request_tasks.py)
     a stop that gives running requests a moment and then ends them
     an answer for a client that only sends no more
 
@@ -22,7 +16,7 @@ system of a client that is gone answers it with a reset. So what is certain of a
 then, a byte at a time: that it begins with `HTTP/1.`, and between the chunks of a stream zeros, with which the next
 length may begin.
 
-Knows sockets and WSGI; of the application only what `Application` says.
+Knows sockets; what is answered, and how, is request_tasks.py's.
 """
 
 from __future__ import annotations
@@ -34,14 +28,12 @@ import threading
 import time
 from collections import Counter, deque
 from contextlib import contextmanager, suppress
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from waitress import wasyncore
 from waitress.adjustments import Adjustments
 from waitress.channel import ClientDisconnected, HTTPChannel
 from waitress.server import TcpWSGIServer
-from waitress.task import ErrorTask, Task, WSGITask
 
 from mlx_backend import __version__
 from mlx_backend.server.auth import network_of
@@ -49,25 +41,24 @@ from mlx_backend.server.connection_limits import within_file_limit
 from mlx_backend.server.held_bytes import HeldBytes
 from mlx_backend.server.pump import Pump, Writer
 from mlx_backend.server.received_request import ReceivedRequest
+from mlx_backend.server.request_tasks import (
+    CERTAIN_BEGINNING,
+    MessageTask,
+    PumpedAnswer,
+    RefusalTask,
+    RequestTask,
+)
 from mlx_backend.server.worker_threads import Workers, check_room_for_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
-
     from mlx_backend.server.connection_limits import ConnectionLimits
+    from mlx_backend.server.request_tasks import Application
     from mlx_backend.server.websocket import WebSocket
 
 log = logging.getLogger(__name__)
 
-ON_DISCONNECT = "mlx_backend.on_disconnect"
-HOLD_BODY = "mlx_backend.hold_body"
-HAS_ROOM_FOR = "mlx_backend.has_room_for"
-PUMP = "mlx_backend.pump"
-UPGRADE = "mlx_backend.upgrade"
-WEBSOCKET = "mlx_backend.websocket"
-_WRITE = "mlx_backend.write"
 SPARE_THREADS = 64
 """Threads in addition to one for each request that an engine may hold.
 
@@ -79,8 +70,6 @@ _NAME = f"mlx-backend/{__version__}"
 _PIECE = 64 * 1024
 _BUFFER_BYTES = 256 * 1024
 """An answer waits for its client in pieces of this size, each of which is freed once it is sent."""
-_CERTAIN_BEGINNING = b"HTTP/1."
-_CERTAIN_LENGTH = b"0000000"
 _PROBE_CHECK_SECONDS = 0.02
 _PROBE_CHECKS_LAST = 1.0
 """For so long after a connection was half closed a reset is looked for that often; later at each check."""
@@ -96,142 +85,11 @@ _END_SECONDS = 1.0
 """How long requests whose connections were ended may take to notice it."""
 
 
-class Application(Protocol):
-    """What is served."""
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one request."""
-        ...
-
-    def error_body(self, status: int, message: str) -> bytes:
-        """Return the JSON body of an error that is found before there is a request to hand over."""
-        ...
-
-
-class _PumpedAnswer:
-    """An application's answer: from where it has to wait on, the writer writes it and the worker waits for the end."""
-
-    def __init__(self, pieces: Iterable[bytes], environ: WSGIEnvironment) -> None:
-        self._pieces = pieces
-        self._pump: Pump = environ[PUMP]
-        self._write = environ[_WRITE]
-
-    def __iter__(self) -> Iterator[bytes]:
-        pieces = iter(self._pieces)
-        for piece in pieces:
-            if not piece:
-                self._pump.run(pieces, self._write)
-                return
-            yield piece
-
-    def close(self) -> None:
-        if hasattr(self._pieces, "close"):
-            self._pieces.close()
-
-
-class _Answer(Task):
-    channel: _Channel
-
-    def build_response_header(self) -> bytes:
-        """Return the head, without what of it has been sent already."""
-        head: bytes = super().build_response_header()
-        return head[self.channel.expect(b"") :]
-
-    def write(self, piece: bytes) -> None:
-        """Send a part of the body, and first the head."""
-        is_head = not self.wrote_header
-        super().write(piece)
-        if is_head and self.chunked_response:
-            self.channel.expect(_CERTAIN_LENGTH)
-
-    def finish(self) -> None:
-        """Send the end of an answer in chunks."""
-        self.channel.expect(b"")
-        super().finish()
-
-
-class _Task(_Answer, WSGITask):
-    _websocket: WebSocket | None = None
-
-    def get_environment(self) -> Any:
-        """Return what the application gets of the request."""
-        environ = super().get_environment()
-        environ[UPGRADE] = self._upgrade
-        environ[ON_DISCONNECT] = self.channel.watching
-        environ[HOLD_BODY] = self.request.hold_more
-        environ[HAS_ROOM_FOR] = self.channel.has_room_for
-        environ[PUMP] = self.channel.pump
-        environ[_WRITE] = lambda pieces: self.write(b"".join(pieces))
-        return environ
-
-    def _upgrade(self, websocket: WebSocket) -> None:
-        self._websocket = websocket
-
-    def build_response_header(self) -> bytes:
-        """Return the head. That of a WebSocket's handshake is the last."""
-        if self._websocket is None:
-            return super().build_response_header()
-        self.channel.become(self._websocket)
-        return self._websocket.accepted
-
-    def set_close_on_finish(self) -> None:
-        """Have the connection closed; not after an answer in chunks, of which the client sees the end.
-
-        waitress closes it then. What a client wants closed is known before it is known that there are chunks.
-        """
-        if not self.chunked_response:
-            super().set_close_on_finish()
-
-
-class _MessageTask(_Task):
-    """Answers a message of a WebSocket: by messages, without heads."""
-
-    def get_environment(self) -> Any:
-        """Return what the application gets of the message."""
-        environ = super().get_environment()
-        environ[WEBSOCKET] = self.channel.websocket
-        environ["HTTP_CONNECTION"] = "Upgrade"  # also for one that is cut
-        return environ
-
-    def write(self, piece: bytes) -> None:
-        """Send a part of the answer."""
-        self.wrote_header = True
-        self.content_bytes_written += len(piece)
-        self.channel.write_soon(self.channel.websocket.messages(piece))
-
-    def finish(self) -> None:
-        """Close the connection after a message of which not all was received."""
-        if self.request.is_cut:
-            self.channel.write_soon(self.channel.websocket.close("The message is too large.", 413))
-            self.close_on_finish = True
-
-    def set_close_on_finish(self) -> None:
-        """Keep the connection."""
-
-
-class _ErrorTask(_Answer, ErrorTask):
-    def execute(self) -> None:
-        """Answer with the application's error body."""
-        status, message = self.request.error.code, str(self.request.error.body)
-        log.info("refused %d %s", status, message)
-        if self.channel.websocket is not None:
-            self.channel.write_soon(self.channel.websocket.close(message, status))
-            self.wrote_header = self.close_on_finish = True
-            return
-        body = self.channel.server.app.error_body(status, message)
-        self.version = "1.1"
-        self.status = f"{status} {HTTPStatus(status).phrase}"
-        self.response_headers.append(("Content-Type", "application/json"))
-        self.set_close_on_finish()
-        self.content_length = len(body)
-        self.write(b"" if getattr(self.request, "command", None) == "HEAD" else body)
-
-
 class _Channel(HTTPChannel):
     """A connection. Belongs to the loop, but for `service` and what that calls: a worker answers."""
 
-    task_class = _Task
-    error_task_class = _ErrorTask
+    task_class = RequestTask
+    error_task_class = RefusalTask
     request: Any
     will_close: bool
 
@@ -251,7 +109,7 @@ class _Channel(HTTPChannel):
         self._is_cut = False
         self._discards_until: float | None = None
         self.watched_events = 0
-        self._certain = _CERTAIN_BEGINNING
+        self._certain = CERTAIN_BEGINNING
         self._num_sent = 0  # bytes of it
         self._half_closed_at: float | None = None
         self._next_probe = 0.0
@@ -303,7 +161,7 @@ class _Channel(HTTPChannel):
     def become(self, websocket: WebSocket) -> None:
         """Take what is received from now on for frames."""
         self._idle_seconds = self.server.limits.websocket_idle_seconds
-        self.websocket, self.task_class = websocket, _MessageTask
+        self.websocket, self.task_class = websocket, MessageTask
 
     def _requests_in(self, frames: bytes) -> bytes:
         """Return the requests that frames are; answer those that are none."""
@@ -545,7 +403,7 @@ class Server(TcpWSGIServer):
         )
         try:
             super().__init__(
-                lambda environ, start_response: _PumpedAnswer(app(environ, start_response), environ),
+                lambda environ, start_response: PumpedAnswer(app(environ, start_response), environ),
                 self._sockets,
                 dispatcher=self._workers,
                 adj=adjustments,
@@ -604,7 +462,7 @@ class Server(TcpWSGIServer):
 
     def add_task(self, task: _Channel) -> None:
         """Have a worker answer the next request of a connection."""
-        task.expect(_CERTAIN_BEGINNING)
+        task.expect(CERTAIN_BEGINNING)
         super().add_task(task)
 
     def note_half_close(self, channel: _Channel) -> None:

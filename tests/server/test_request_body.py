@@ -15,7 +15,7 @@ from werkzeug.test import EnvironBuilder
 
 from mlx_backend.api.errors import ApiError
 from mlx_backend.server.request_body import read_body
-from mlx_backend.server.wsgi_server import HOLD_BODY
+from mlx_backend.server.request_tasks import HOLD_BODY
 
 
 def request(body: bytes, length: int | None = None, encoding: str = "") -> Request:
