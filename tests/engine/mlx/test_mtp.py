@@ -188,7 +188,7 @@ FAMILIES: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("architecture", ["glm4_moe", "glm4_moe_lite", "mimo"])
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_several_replies_at_once_have_drafts(tmp_path: Path, architecture: str) -> None:
     form, prefix = FAMILIES[architecture]
     folder = write(tmp_path / "model", architecture)
