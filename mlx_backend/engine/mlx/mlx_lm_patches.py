@@ -565,7 +565,7 @@ def _attending_to_latents(kind: Any) -> type[Any]:
             attention = functools.partial(_attend, cache=own, scale=scale, mask=scores, sinks=None)
             if queries.shape[2] <= MAX_SINGLE_QUERIES:
                 return self.unembed_out(attention(self.embed_q(queries), latents, latents))  # type: ignore[no-any-return]
-            return attention(queries, self.embed_q(latents, transpose=False), self.unembed_out(latents))  # type: ignore[no-any-return]
+            return attention(queries, self.embed_q(latents, transpose=False), self.unembed_out(latents))
 
         heads = mx.concatenate([queries, rotated], axis=-1)
         output = cache.attend(attend, heads, *fetched, self.scale, mask, None)

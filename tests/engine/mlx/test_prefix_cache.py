@@ -14,7 +14,7 @@ from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.engine.mlx.arrays import as_floats
 from mlx_backend.engine.mlx.chunk_cost import CacheCost
 from mlx_backend.engine.mlx.kv_cache import alias, rewind_copies
-from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache
+from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache, Quantization, SharedArrays
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache, own_memory
 
 
@@ -29,8 +29,7 @@ def layers(length: int, size: int = 4) -> list[Any]:
 
 
 def contents(kept: list[Any]) -> list[float]:
-    full = kept[0]
-    return as_floats(full.keys[0, 0, : full.offset, 0])
+    return as_floats(kept[0].keys_and_values()[0][0, 0, :, 0])
 
 
 def test_the_longest_prefix_is_found_among_many_and_holds_what_it_should() -> None:
@@ -218,14 +217,17 @@ def test_every_prefix_holds_its_own_whatever_is_inserted_and_evicted() -> None:
 
 
 def append(caches: list[Any], tokens: list[int]) -> None:
-    keys = mx.broadcast_to(mx.array(tokens, dtype=mx.float32)[None, None, :, None], (1, 2, len(tokens), 4))
+    keys = mx.broadcast_to(mx.array(tokens, dtype=mx.float32)[None, None, :, None], (1, 2, len(tokens), 32))
     for layer in caches:
         layer.update_and_fetch(keys + 0, -keys)
 
 
 @pytest.mark.parametrize("cut", [False, True])
 def test_every_sequence_and_prefix_holds_its_own_while_they_share_arrays(cut: bool) -> None:
-    """Sequences start at cached prefixes, append, take back, are stored half-way, and end in any order."""
+    """Sequences start at cached prefixes, append, take back, are stored half-way, and end in any order.
+
+    One of their layers is quantised; equal numbers are exact in any number of bits.
+    """
     chooser = random.Random(9)
     for _ in range(12):
         cache = PrefixCache(1 << 30)
@@ -237,7 +239,10 @@ def test_every_sequence_and_prefix_holds_its_own_while_they_share_arrays(cut: bo
                     if running and chooser.random() < 0.7:
                         prompt = running[0][0][: chooser.randrange(60)] + prompt
                     length, found = cache.find_longest(prompt, cut=cut)
-                    caches = found or [GrowingKVCache(), GrowingKVCache()]
+                    caches = found or [
+                        GrowingKVCache(),
+                        GrowingKVCache(SharedArrays((), Quantization(32, 4))),
+                    ]
                     append(caches, prompt[length:] + [7] * 2)  # as a chunk that is filled up
                     for layer in caches:
                         layer.trim(2)
@@ -266,7 +271,7 @@ def test_every_sequence_and_prefix_holds_its_own_while_they_share_arrays(cut: bo
             assert found is not None
             assert length == len(tokens)
             assert contents(found) == contents(found[1:]) == tokens
-            assert as_floats(found[1].values[0, 1, :length, 3]) == [-each for each in tokens]
+            assert as_floats(found[1].keys_and_values()[1][0, 1, :length, 3]) == [-each for each in tokens]
             del found
         cache.evict_to(0)
         assert (cache.nbytes, len(cache)) == (0, 0)
