@@ -54,7 +54,7 @@ so that an upgrade is a decision and not an accident.
    nor layers that compute attention by themselves (MLA). And for a prompt's chunk that function holds a number for each
    pair of tokens, in every head. Here the cache gives arrays, dequantised when they are computed, so that every network
    runs on it as on any other and prompts take MLX's fused attention; for a few tokens, as of a reply, attention reads
-   what is held as it is. Files hold mlx-lm's own kind.
+   what is held as it is, where MLX can. Files hold mlx-lm's own kind.
 
 One more thing rests on mlx-lm's sources and is in `KNOWN_SOURCES` too: how the cache classes behave. All their state is
 in instance attributes, `merge`, `extract`, `filter` and `extend` make batches and take them apart, and
@@ -87,6 +87,8 @@ from mlx_lm.models.cache import (
     QuantizedKVCache,
     RotatingKVCache,
 )
+
+from mlx_backend.device.mlx import prepares_for_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -431,8 +433,7 @@ def _attend_singly(
 ) -> mx.array:
     """Compute the attention of each of a few tokens by itself, where each sees all keys up to its own."""
     length = queries.shape[2]
-    is_planned = type(keys) is mx.array  # quantised ones are read as they are
-    if not 1 < length <= MAX_SINGLE_QUERIES or not isinstance(mask, str) or not is_planned:
+    if not 1 < length <= MAX_SINGLE_QUERIES or not isinstance(mask, str) or not isinstance(keys, mx.array):
         return compute(queries, keys, values, cache, mask)
     ends = range(keys.shape[2] - length + 1, keys.shape[2] + 1)
     singles = zip(mx.split(queries, length, axis=2), ends, strict=True)
@@ -1102,9 +1103,12 @@ class DequantizedArray(mx.array):
 def _attend(
     queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None
 ) -> mx.array:
-    """Compute attention as mlx-lm does, but that of a few tokens on quantised keys and values as they are held."""
+    """Compute attention as mlx-lm does, but that of a few tokens on quantised keys and values as they are held.
+
+    Not with CUDA: MLX's products with quantised matrices take no slices there, as keys with room for more are.
+    """
     is_held = isinstance(keys, DequantizedArray) and isinstance(values, DequantizedArray)
-    if is_held and queries.shape[2] <= MAX_SINGLE_QUERIES:
+    if is_held and queries.shape[2] <= MAX_SINGLE_QUERIES and not prepares_for_lengths():
         return _attend_quantized(queries, keys, values, scale, mask, sinks)
     attended: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
     return attended

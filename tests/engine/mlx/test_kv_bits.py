@@ -152,6 +152,7 @@ def random(*shape: int, seed: int) -> mx.array:
     return mx.random.normal(shape, key=mx.random.key(seed))
 
 
+@pytest.mark.parametrize("on_cuda", [False, True])
 @pytest.mark.parametrize("sinks", [None, random(8, seed=7)], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize(
     ("length", "mask"),
@@ -165,8 +166,9 @@ def random(*shape: int, seed: int) -> mx.array:
     ids=["a token", "causal", "some keys", "scores", "a chunk"],
 )
 def test_attention_on_what_is_held_is_that_on_what_it_stands_for(
-    length: int, mask: Any, sinks: mx.array | None
+    length: int, mask: Any, sinks: mx.array | None, on_cuda: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("mlx_backend.engine.mlx.mlx_lm_patches.prepares_for_lengths", lambda: on_cuda)
     layer = GrowingKVCache(SharedArrays((), Quantization(32, 4)))
     keys, values = layer.update_and_fetch(random(1, 2, 40, 64, seed=1), random(1, 2, 40, 32, seed=2))
     assert isinstance(keys, DequantizedArray)
