@@ -95,11 +95,14 @@ def test_list_says_what_each_model_can_do(folder: Path, said: Callable[..., Any]
 def test_show_says_the_memory_that_a_server_would_reserve(folder: Path, said: Callable[..., Any]) -> None:
     memory = said("show", "mlx-demo", "--json")["memory"]
     assert list(memory) == ["8192", "32768", "131072"]
-    weights = said("show", "mlx-demo", "--json")["bytes"]
+    weights, quantised = (said("show", "mlx-demo", "--json")[name] for name in ("bytes", "memory_by_kv_bits"))
     assert weights < memory["8192"] < memory["32768"] < memory["131072"]
+    assert list(quantised) == ["8", "4"]
+    for tokens, nbytes in memory.items():
+        assert weights < quantised["4"][tokens] < quantised["8"][tokens] < nbytes / 2, "of 32 bits each"
     page = said("show", "mlx-demo")
     assert "harmony, by the template has <|channel|>" in page
-    assert "at 32k tokens" in page
+    assert re.search(r"at 32k tokens .* MB with --kv-bits 8; .* MB with --kv-bits 4\n", page)
     assert "beyond its context" in page
 
 
@@ -107,6 +110,9 @@ def test_recommend_names_the_largest_that_fits(folder: Path, said: Callable[...,
     found = said("recommend", "--memory-gb", "16", "--json")
     assert found["best"] == "mlx-community/gpt-oss-20b-MXFP4-Q8"
     assert len(found["models"]) == len(RECOMMENDED_MODELS)
+    first = found["models"][0]
+    assert first["bytes"] < first["memory"]["32768"] < first["memory"]["131072"]
+    assert re.search(r"Qwen3.5-9B-4bit +6.0 GB +5.57 GB +6.62 GB +9.62 GB", said("recommend"))
     assert "mlx-backend chat mlx-demo" in said("recommend", "--memory-gb", "1")
 
 
