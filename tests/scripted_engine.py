@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.engine.base import Logprobs, Progress, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelInfo
-from mlx_backend.engine.images import ImageMarkup, ImageSupport, PreparedImage
+from mlx_backend.engine.images import ImageSupport, PreparedImage, WrittenImage
 from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError, EngineRefused
 
@@ -219,18 +219,16 @@ class ScriptedImageProcessor:
         return self.tokenizer.encode(IMAGE_MARKERS[1], control_tokens=True)[0]
 
     @property
-    def markup(self) -> ImageMarkup:
+    def part(self) -> str:
         """Qwen's."""
-        return ImageMarkup(part="".join(IMAGE_MARKERS), placeholder=IMAGE_MARKERS[1])
+        return "".join(IMAGE_MARKERS)
 
     def prepare(self, picture: Picture, of_request: int = 0) -> PreparedImage:
         """Return the picture's size in tokens; its pixels are the only input."""
-        return PreparedImage(
-            picture.digest,
-            -(-picture.height // self.side),
-            -(-picture.width // self.side),
-            {"rgb": memoryview(picture.rgb)},
-        )
+        places = -(-picture.height // self.side) * -(-picture.width // self.side)
+        before, pad, after = IMAGE_MARKERS
+        written = WrittenImage(before + pad * places + after, 1, (self.pad_token,) * places, 1)
+        return PreparedImage(picture.digest, written, {"rgb": memoryview(picture.rgb)})
 
 
 @dataclass(slots=True, eq=False)

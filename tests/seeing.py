@@ -52,7 +52,7 @@ class Seeing:
             if isinstance(part, Picture):
                 prompt += self.model.before
                 images.append(PromptImage(len(prompt), self.prepared(part)))
-                prompt += images[-1].image.tokens(self.model.pad)
+                prompt += images[-1].image.written.tokens
                 prompt += self.model.behind
             else:
                 prompt += part

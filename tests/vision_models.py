@@ -106,6 +106,7 @@ def write_gemma3(folder: Path, *, seed: int = 1) -> SeeingModel:
         "resample": 2,
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 16}))
     made = family.ModelConfig.from_dict(
         {
             **config,
@@ -530,3 +531,10 @@ WRITERS = {
 
 MIXTURES = {"qwen3_5_moe": write_qwen3_5_moe, "qwen3_vl_moe": write_qwen3_vl_moe}
 """Variants of those, which differ in what images have nothing to do with."""
+
+
+def part_of(name: str) -> str:
+    """What the chat templates of a family write for an image."""
+    if name.startswith("gemma"):
+        return "<start_of_image>" if name == "gemma3" else "<|image|>"
+    return "<|vision_start|><|image_pad|><|vision_end|>" if name.startswith("qwen") else "[IMG]"

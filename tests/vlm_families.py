@@ -6,6 +6,7 @@ given every name. `OWN` says what a family needs besides.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -48,6 +49,7 @@ MARKERS = (
     *(
         "<start_of_audio>",
         "<end_of_audio>",
+        *("<audio_token>", "<boa_token>", "<eoa_token>", "<boi_token>", "<eoi_token>"),
         "<row_1_col_1>",
         "<row_1_col_2>",
         "<row_2_col_1>",
@@ -57,6 +59,7 @@ MARKERS = (
 )
 VOCABULARY = 640
 PAD, EOS, BOS = (MARKERS.index(name) for name in ("<pad>", "<eos>", "<bos>"))
+MAX_WEIGHTS = 20_000_000
 SIDE = 32
 """Pixels of an image's side, for families whose images have one size."""
 
@@ -180,21 +183,72 @@ CLIP: dict[str, Any] = {
         "num_additional_image_tokens": 1,
     },
 }
+
+
+def _few_blocks() -> None:
+    """Gemma 3n's tower is a MobileNet whose blocks no configuration says."""
+    vision = importlib.import_module("mlx_vlm.models.gemma3n.vision")
+    vision.gemma3n_mobilenet_def = lambda: [
+        [vision._er(3, 16, 2)],
+        [vision._uir(3, 5, 32, 2, 1.0)],
+        [vision._uir(5, 5, 640, 2, 1.0, is_multiscale=True)],
+        [vision._uir(5, 5, 1280, 2, 1.0, is_multiscale=True)],
+    ]
+
+
+def _image_token_of_dots() -> None:
+    """Its processor knows the image token by its number in the published vocabulary."""
+    processing = importlib.import_module("mlx_vlm.models.dots_ocr.processing_dots_ocr")
+    make = processing.DotsVLProcessor.__init__
+
+    def init(self: Any, *given: Any, **named: Any) -> None:
+        make(self, *given, **named)
+        self.image_token_id = MARKERS.index("<|imgpad|>")
+
+    processing.DotsVLProcessor.__init__ = init
+
+
+def _small_sam() -> None:
+    """DeepSeek-OCR's second tower has one size."""
+    for family in ("deepseekocr", "deepseekocr_2", "unlimited_ocr"):
+        for name in (family, "sam", "config"):
+            try:
+                module = importlib.import_module(f"mlx_vlm.models.{family}.{name}")
+            except ImportError:
+                continue
+            if made := getattr(module, "SAMViTConfig", None):
+                module.SAMViTConfig = functools.partial(
+                    made, width=32, layers=2, heads=2, global_attn_indexes=(1,), prompt_embed_dim=16
+                )
+
+
 OWN: dict[str, dict[str, Any]] = {
     "aya_vision": SIGLIP,
     "dots_ocr": {
+        "change": _image_token_of_dots,
         "image": "<|imgpad|>",
         "flat": True,
         "images": {"image_processor_type": "Qwen2VLImageProcessor", "temporal_patch_size": 1,
                    "size": {"shortest_edge": 64, "longest_edge": 4096}},
+        "text": {"attention_bias": True},
         "vision": {"temporal_patch_size": 1},
     },
     "gemma3n": {
+        "change": _few_blocks,
         "vision_type": "gemma3n_vision",
         "image": "<image_soft_token>",
-        "text": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-                 "intermediate_size": [128] * 3, "vocab_size_per_layer_input": VOCABULARY,
-                 "hidden_size_per_layer_input": 8, "laurel_rank": 8},
+        "names": {name: f"<{name}>" for name in ("audio_token", "boa_token", "eoa_token", "boi_token", "eoi_token")},
+        "text": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+                 "num_hidden_layers": 4, "intermediate_size": [128] * 4, "tie_word_embeddings": True,
+                 "vocab_size_per_layer_input": MARKERS.index("<image_soft_token>"),
+                 "activation_sparsity_pattern": [0.0] * 4,
+                 "hidden_size_per_layer_input": 8, "laurel_rank": 8, "final_logit_softcapping": 30.0,
+                 "num_kv_shared_layers": 0, "altup_num_inputs": 4, "altup_coef_clip": 120.0,
+                 "altup_correct_scale": True, "altup_active_idx": 0},
+        "vision": {"hidden_size": 2048, "vocab_size": 8, "vocab_offset": VOCABULARY},
+        "config": {"audio_config": {"vocab_size": 8, "vocab_offset": VOCABULARY + 8, "hidden_size": 16,
+                                    "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2}},
+        "images": {"image_processor_type": "SiglipImageProcessor", "size": {"height": 768, "width": 768}},
     },
     "glm4v": {**GLM, "text": {"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}}},
     "glm_ocr": {**GLM, "strict": True, "text": {"rope_parameters": {
@@ -204,7 +258,7 @@ OWN: dict[str, dict[str, Any]] = {
         "text": {"embedding_multiplier": 1.0, "attention_multiplier": 0.25, "residual_multiplier": 1.0,
                  "logits_scaling": 1.0},
         "config": GRID,
-        "images": GRID,
+        "images": {**GRID, "image_processor_type": "LlavaNextImageProcessor"},
     },
     "gemma4_unified": {
         "image": "<|image|>",
@@ -212,12 +266,15 @@ OWN: dict[str, dict[str, Any]] = {
                    "mm_posemb_size": 64, "num_soft_tokens": 40, "output_proj_dims": 64},
         "text": {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "global_head_dim": 32,
                  "vocab_size_per_layer_input": VOCABULARY, "layer_types": ["sliding_attention", "full_attention"] * 2,
-                 "num_hidden_layers": 4},
-        "images": {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 40, "model_patch_size": 8},
+                 "attention_k_eq_v": False,
+                 "num_hidden_layers": 4, "tie_word_embeddings": True},
+        "processor": {"image_processor": {
+            "patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 40, "model_patch_size": 8}},
     },
     "idefics3": TILES,
     "smolvlm": TILES,
     "internvl_chat": {
+        "text_type": "qwen2",
         "image": "<IMG_CONTEXT>",
         **SIGLIP,
         "processor": {"num_image_token": 16, "image_size": SIDE},
@@ -226,8 +283,8 @@ OWN: dict[str, dict[str, Any]] = {
                     "{% for part in message.content %}{{ part.text or '<image>' }}{% endfor %}"
                     "{% endif %}{% endfor %}",
     },
-    "internvl": {"image": "<IMG_CONTEXT>", "processor": {"image_seq_length": 16}},
-    "kimi_vl": {"image": "<|media_pad|>", "vision_type": "moonvit", "text": MLA},
+    "internvl": {"image": "<IMG_CONTEXT>", "text_type": "qwen3", "processor": {"image_seq_length": 16}},
+    "kimi_vl": {"image": "<|media_pad|>", "vision_type": "moonvit", "text": MLA, "vision": {"patch_size": 14}},
     "kimi_k25": {"image": "<|media_pad|>", "vision_type": "moonvit", "text": MLA},
     "lfm2_vl": {
         "text": {
@@ -241,7 +298,10 @@ OWN: dict[str, dict[str, Any]] = {
     "llama4": {
         "image": "<|patch|>",
         "text": {"interleave_moe_layer_step": 1, "intermediate_size_mlp": 128, "attention_chunk_size": 512,
-                 "attn_scale": 0.1, "attn_temperature_tuning": False, "floor_scale": 8192, "no_rope_layers": [1, 1, 0],
+                 "attn_scale": 0.1, "attn_temperature_tuning": False, "floor_scale": 8192,
+                 "no_rope_layers": [1, 1, 1, 0],
+                 "num_hidden_layers": 4,
+                 "num_experts_per_tok": 1,
                  "use_qk_norm": True},
         "vision": {"initializer_range": 0.02, "norm_eps": 1e-5, "pixel_shuffle_ratio": 0.5, "projector_dropout": 0.0,
                    "projector_input_dim": 64, "projector_output_dim": 64, "rope_theta": 10_000.0,
@@ -285,6 +345,8 @@ OWN: dict[str, dict[str, Any]] = {
 def write(folder: Path, family: str, seed: int = 5) -> Path:
     """Write a family's model."""
     own = OWN.get(family, {})
+    if "change" in own:
+        own["change"]()
     module = importlib.import_module(f"mlx_vlm.models.{own.get('module', family)}")
     image = MARKERS.index(own.get("image", "<image>"))
     config: dict[str, Any] = {
@@ -333,7 +395,7 @@ def write(folder: Path, family: str, seed: int = 5) -> Path:
 
     made = update_module_configs(made, module, given, ["text", "vision", "perceiver", "projector", "audio"])
     shapes = tree_flatten(module.Model(made).parameters())
-    if (total := sum(value.size for _, value in shapes)) > 8_000_000:
+    if (total := sum(value.size for _, value in shapes)) > MAX_WEIGHTS:
         large = sorted(shapes, key=lambda each: -each[1].size)[:3]
         raise ValueError(f"{family} has {total:,} weights: {[(name, value.shape) for name, value in large]}")
     keys = mx.random.split(mx.random.key(seed), len(shapes))

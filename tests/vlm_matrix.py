@@ -17,10 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vision_models import MIXTURES, WRITERS
 from vlm_families import write
 from vlm_reference import compare
 
-from mlx_backend.engine.mlx.vision.families import FAMILIES
 from mlx_backend.models.tasks import is_of_mlx_vlm
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ NO_PLACE = {
 def families() -> list[str]:
     """The families of mlx-vlm that see, by their folders' names."""
     root = Path(importlib.import_module("mlx_vlm.models").__path__[0])
-    return sorted(each.name for each in root.iterdir() if each.name in FAMILIES | NO_PLACE or _sees(each))
+    return sorted(
+        each.name for each in root.iterdir() if each.name in WRITERS | MIXTURES | NO_PLACE or _sees(each)
+    )
 
 
 def _sees(folder: Path) -> bool:
@@ -57,9 +59,9 @@ def _sees(folder: Path) -> bool:
 
 def tried(names: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield how each family is served, and a remark. Each is tried in a process of its own, a few at a time."""
-    waiting = [name for name in names if name not in FAMILIES | NO_PLACE]
+    waiting = [name for name in names if name not in WRITERS | MIXTURES | NO_PLACE]
     for name in set(names) - set(waiting):
-        yield name, (BATCH, "") if name in FAMILIES else (NOT, NO_PLACE[name])
+        yield name, (NOT, NO_PLACE[name]) if name in NO_PLACE else (BATCH, "")
     folder, running = Path(tempfile.mkdtemp()), dict[int, str]()
     while waiting or running:
         while waiting and len(running) < AT_ONCE:
@@ -92,10 +94,10 @@ def _one(family: str) -> str:
             )
         return f"{UNTRIED}: no tiny model of it is made"
     try:
-        has_refused = compare(folder, family)
+        has_refused, is_batched = compare(folder, family)
     except Exception:
         return f"{UNTRIED}: the tiny model of this table cannot be shown pictures"
-    return f"{ONE}: {'several pictures only of one size' if has_refused else ''}"
+    return f"{BATCH if is_batched else ONE}: {'several pictures only of one size' if has_refused else ''}"
 
 
 def table(results: dict[str, tuple[str, str]]) -> str:

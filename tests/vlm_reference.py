@@ -11,6 +11,7 @@ from vlm_families import write
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.images import PromptImage
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.vision.tower import Vision
 from mlx_backend.errors import EngineRefused
 from mlx_backend.images import Picture
 
@@ -18,28 +19,47 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from mlx_backend.engine.jobs import Generation
+    from mlx_backend.engine.mlx.vision.vlm_processor import VLMProcessor
     from mlx_backend.engine.threaded import Engine
 
 TOKENS = 12
 LAYOUTS: tuple[tuple[str | Picture, ...], ...] = (
-    ("What is this? ", noise(1), " Say."),
-    (noise(2, 64, 24), "the cat"),
+    ("What is this? ", noise(1, 80, 40), " Say."),
+    (noise(2, 64, 36), "the cat"),
     ("one ", noise(3, 33, 57), " two ", plain((200, 10, 10), 48, 48), " three"),
     ("a text alone",),
 )
 
 
-def compare(folder: Path, family: str) -> bool:
-    """Assert that prompts and replies are mlx-vlm's, and what is refused fails there; return whether any is."""
+def compare(folder: Path, family: str) -> tuple[bool, bool]:
+    """Assert that prompts and replies are mlx-vlm's, and what is refused fails there.
+
+    Return whether any is refused, and whether the model runs in the batch.
+    """
     write(folder, family)
     with load_engine(folder, prefill_chunk=16) as engine:
         assert engine.image_processor is not None
-        ours = [_or_none(_reply, engine, layout) for layout in LAYOUTS]
-        part = engine.image_processor._part  # type: ignore[attr-defined]
-    assert ours == _theirs(folder, part)
+        is_batched = not engine.status().unbatched
+        requests = [_or_none(_request, engine, layout) for layout in LAYOUTS]
+        ours = [request and _or_none(_said, engine.generate(request)) for request in requests]
+        crowd = [request and engine.generate(request) for request in requests]
+        assert [each and _or_none(_said, each) for each in crowd] == ours
+        part = processor_of(engine)._own_part
+    for request, reply, expected in zip(requests, ours, _theirs(folder, part), strict=True):
+        if expected is None:
+            continue  # it reads no pictures of several sizes
+        assert request is not None
+        assert (list(request.prompt), reply) == expected
     assert ours[0] is not None
-    assert len({tuple(each[1]) for each in ours if each is not None}) > 1
-    return None in ours
+    assert len({tuple(each) for each in ours if each is not None}) > 1
+    return None in ours, is_batched
+
+
+def processor_of(engine: Engine) -> VLMProcessor:
+    """What prepares pictures for an engine's model, in the batch or not."""
+    processor: Any = engine.image_processor
+    return getattr(processor, "_processor") if isinstance(processor, Vision) else processor  # noqa: B009
 
 
 def _or_none[T](call: Callable[..., T], *given: Any) -> T | None:
@@ -49,23 +69,25 @@ def _or_none[T](call: Callable[..., T], *given: Any) -> T | None:
         return None
 
 
-def _reply(engine: Engine, layout: Sequence[str | Picture]) -> tuple[list[int], list[int]]:
+def _said(generation: Generation) -> list[int]:
+    return [item.token for item in generation if isinstance(item, TokenDelta)]
+
+
+def _request(engine: Engine, layout: Sequence[str | Picture]) -> GenerationRequest:
     text, images = "", []
     for each in layout:
         if isinstance(each, Picture):
             assert engine.image_processor is not None
             images.append(engine.image_processor.prepare(each))
-            assert images[-1].written is not None
             text += images[-1].written.text
         else:
             text += each
     prompt = engine.tokenizer.encode(text, control_tokens=True)
     found: list[PromptImage] = []
     for image in images:
-        pad = image.tokens(0)[0]
+        pad = image.written.tokens[0]
         found.append(PromptImage(prompt.index(pad, found[-1].end if found else 0), image))
-    request = GenerationRequest(prompt=prompt, images=found, max_tokens=TOKENS)
-    return prompt, [item.token for item in engine.generate(request) if isinstance(item, TokenDelta)]
+    return GenerationRequest(prompt=prompt, images=found, max_tokens=TOKENS)
 
 
 def _theirs(folder: Path, part: str) -> list[tuple[list[int], list[int]] | None]:

@@ -21,7 +21,7 @@ from mlx_backend.constraints import can_constrain, can_require_calls
 from mlx_backend.conversation.template import TemplateTraits
 from mlx_backend.engine.distributed import distributed_backend
 from mlx_backend.engine.images import ImageSupport
-from mlx_backend.engine.mlx.vision.families import ONE_AT_A_TIME, image_support, runs_on_mlx_vlm
+from mlx_backend.engine.mlx.vision.families import ONE_AT_A_TIME, image_support, only_mlx_vlm_has
 from mlx_backend.models import files as model_files
 from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
 
@@ -180,7 +180,7 @@ class FolderDescriber:
             sees_images=one_process and image_support(files.config) is ImageSupport.AVAILABLE,
             one_process=one_process,
         )
-        runs_alone = one_process and runs_on_mlx_vlm(files.config, options)
+        runs_alone = one_process and only_mlx_vlm_has(files.config)
         return replace(describe(facts, settings), unbatched=ONE_AT_A_TIME if runs_alone else "")
 
     def _files(self, folder: Path) -> _Files:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.events import Channel
     from mlx_backend.conversation.template import TemplateTraits
     from mlx_backend.engine.base import Tokenizer
-    from mlx_backend.engine.images import ImageMarkup, PreparedImage
+    from mlx_backend.engine.images import PreparedImage
 
     type Messages = Sequence[Mapping[str, Any]]
 
@@ -179,43 +179,36 @@ class ShownImages:
 class ImagePlaces:
     """The images of one conversation by their numbers, and how the model's family writes them.
 
-    `parts` are the numbers of those that the template writes, in order; `stand_ins` those that stand in texts. `pad` is
-    the text of the pad token.
+    `parts` are the numbers of those that the template writes, each as `part`, in order; `stand_ins` those that stand in
+    texts.
     """
 
     images: Mapping[int, PreparedImage]
     parts: Sequence[int]
     stand_ins: Mapping[str, int]
-    markup: ImageMarkup
+    part: str
     pad_token: int
-    pad: str
 
     def shown(self, text: str) -> ShownImages:
-        """Give each image in a rendered text its pad tokens. Raises RequestError if one is not written there."""
-        markup = self.markup
+        """Write each image in a rendered text. Raises RequestError if one has no place there."""
         parts = iter(self.parts)
         images: list[PreparedImage] = []
 
-        def places(number: int | None) -> str:
+        def write(found: re.Match[str]) -> str:
+            number = self.stand_ins.get(found[0], next(parts, None) if found[0] == self.part else None)
             if number is None:
                 raise self._not_written()
             images.append(self.images[number])
-            return markup.written(images[-1], self.pad)
+            return images[-1].written.text
 
-        def write(found: re.Match[str]) -> str:
-            if found[0] in self.stand_ins:
-                return markup.part.replace(markup.placeholder, places(self.stand_ins[found[0]]))
-            return places(next(parts, None))
-
-        texts = [*self.stand_ins, markup.placeholder]
-        written = re.sub("|".join(map(re.escape, texts)), write, text)
+        written = re.sub("|".join(map(re.escape, [*self.stand_ins, self.part])), write, text)
         if len(images) != len(self.parts) + len(self.stand_ins):
             raise self._not_written()
         return ShownImages(written, images, self.pad_token)
 
     def _not_written(self) -> RequestError:
         return RequestError(
-            f"The model's chat template does not write each of the request's images as {self.markup.placeholder}. "
+            f"The model's chat template does not write each of the request's images as {self.part}. "
             "Start the server with the model's own template (without --chat-template), or send no images.",
             "messages",
         )

@@ -57,7 +57,6 @@ class SeenImages:
     """The images of one request, prepared for its model, by their numbers."""
 
     processor: ImageProcessor
-    pad: str
     images: Mapping[int, PreparedImage]
 
     def known(self) -> SeenImages:
@@ -71,9 +70,8 @@ class SeenImages:
             images=self.images,
             parts=image_numbers(messages),
             stand_ins=stand_ins,
-            markup=self.processor.markup,
+            part=self.processor.part,
             pad_token=self.processor.pad_token,
-            pad=self.pad,
         )
 
 
@@ -84,16 +82,9 @@ class RequestImages:
         self._model_id = engine.model_id
         self._support = engine.image_support
         processor = engine.image_processor
-        pad = engine.tokenizer.special_tokens.get(processor.pad_token) if processor is not None else None
-        self._means: tuple[ImageLoader, ImageProcessor, str] | None = None
-        if loader is not None and processor is not None and pad is not None:
-            self._means = loader, processor, pad
-        elif loader is not None and processor is not None:
-            log.warning(
-                "%s cannot be shown images: the token that its config.json names for them, %d, is no control token of "
-                "its tokenizer.",
-                *(engine.model_id, processor.pad_token),
-            )
+        self._means: tuple[ImageLoader, ImageProcessor] | None = None
+        if loader is not None and processor is not None:
+            self._means = loader, processor
 
     @property
     def are_seen(self) -> bool:
@@ -155,7 +146,7 @@ class RequestImages:
         numbers = image_numbers(messages)
         if self._means is None or not numbers:
             return None
-        loader, processor, pad = self._means
+        loader, processor = self._means
         chosen = [sources[number] for number in numbers]
         images: dict[int, PreparedImage] = {}
         with closing(loader.load(chosen)) as pictures:
@@ -168,7 +159,7 @@ class RequestImages:
                 except EngineRefused as error:
                     raise RequestError(str(error), sources[number].where, "invalid_image") from error
                 del picture  # before the next is loaded
-        return SeenImages(processor, pad, images)
+        return SeenImages(processor, images)
 
     def _refusal(self, request: ChatRequest, message: Mapping[str, Any]) -> RequestError:
         first = next(part for part in message["content"] if is_image(part))

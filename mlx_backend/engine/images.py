@@ -2,63 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mlx_backend.images import Picture
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenImage:
-    """How a processor that writes images itself has written one: as `text`, which has these tokens.
+    """How an image is written in prompts: as `text`, of whose tokens these are its places.
 
-    `tokens` begin and end with a pad token; `before` and `after` say how many more the text has on either side.
+    `tokens` begin and end with a pad token, and may have others between them; `before` and `after` say how many more
+    the text has on either side. `positions` are those of the places by time, row and column, counted from the first
+    ([3, places]), for models that have such; what follows then goes on `shift` later than the number of tokens says.
     """
 
     text: str
     before: int
     tokens: tuple[int, ...]
-    after: int
+    after: int = 0
+    positions: Any = field(default=None, repr=False)
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PreparedImage:
     """An image as a model's vision tower takes it.
 
-    `digest` tells it apart from every other image for this model. It stands in a prompt as `rows` times `columns` pad
-    tokens, for some models with a token `row_break` between two rows; as it is `written`, if the model's processor has
-    written it. `inputs` are numpy arrays, by the names that the model's processor gives them. An image that the engine
-    has seen may be without: if it has to be seen again, they are made of `picture`, and take `bytes_to_make`.
+    `digest` tells it apart from every other image for this model. `inputs` are numpy arrays, by the names that the
+    model's network knows them by. An image that the engine has seen may be without: if it has to be seen again, they
+    are made of `picture`, and take `bytes_to_make`.
     """
 
     digest: bytes
-    rows: int
-    columns: int
-    inputs: Mapping[str, Any] = field(repr=False)
-    row_break: int | None = None
+    written: WrittenImage
+    inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     picture: Picture | None = field(default=None, repr=False)
     bytes_to_make: int = 0
-    written: WrittenImage | None = None
 
     @property
     def num_tokens(self) -> int:
         """How many tokens of a prompt it takes."""
-        if self.written is not None:
-            return len(self.written.tokens)
-        return self.rows * self.columns + (self.rows - 1 if self.row_break is not None else 0)
-
-    def tokens(self, pad: int) -> list[int]:
-        """Return the tokens as which it stands in a prompt."""
-        if self.written is not None:
-            return list(self.written.tokens)
-        row = [pad] * self.columns
-        between = [self.row_break] if self.row_break is not None else []
-        return row + (between + row) * (self.rows - 1)
+        return len(self.written.tokens)
 
     def known(self) -> PreparedImage:
         """Return it without what it takes to see it, which is large: for an engine that has."""
@@ -72,7 +61,14 @@ class PreparedImage:
     @property
     def nbytes(self) -> int:
         """The bytes of its inputs, be they yet to be made."""
-        return self.bytes_to_make or sum(value.nbytes for value in self.inputs.values())
+        return self.bytes_to_make or bytes_of(self.inputs)
+
+
+def bytes_of(inputs: Any) -> int:
+    """Return the bytes of the arrays in a dictionary, and in lists in it."""
+    if isinstance(inputs, Mapping | list | tuple):
+        return sum(map(bytes_of, inputs.values() if isinstance(inputs, Mapping) else inputs))
+    return int(getattr(inputs, "nbytes", 0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,28 +82,6 @@ class PromptImage:
     def end(self) -> int:
         """The position after its tokens."""
         return self.start + self.image.num_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageMarkup:
-    """How an image is written in a prompt.
-
-    `part` is what the family's chat templates write for an image, of which `placeholder` then becomes the image's pad
-    tokens, with `before` and `after` them, and `between_rows` of its places.
-    """
-
-    part: str
-    placeholder: str
-    before: str = ""
-    after: str = ""
-    between_rows: str = ""
-
-    def written(self, image: PreparedImage, pad: str) -> str:
-        """Return what stands for an image where the placeholder was; `pad` is the text of a pad token."""
-        if image.written is not None:
-            return image.written.text
-        rows = self.between_rows.join([pad * image.columns] * image.rows)
-        return f"{self.before}{rows}{self.after}"
 
 
 class ImageSupport(Enum):
@@ -133,8 +107,8 @@ class ImageProcessor(Protocol):
         ...
 
     @property
-    def markup(self) -> ImageMarkup:
-        """How an image is written in a prompt."""
+    def part(self) -> str:
+        """What the model's chat template writes for an image, in whose place its text stands then."""
         ...
 
     def prepare(self, picture: Picture, of_request: int = 0) -> PreparedImage:

@@ -55,6 +55,12 @@ BYTES_PER_PIXEL, BYTES_PER_WEBP_PIXEL = 14, 24
 file, in RGB and on white, or turned; the rest is its copy as bytes. WebP's decoder has two more pictures of its own."""
 
 _ACCEPTED = "Send it as PNG, JPEG, WebP or GIF."
+_HEIC = "a HEIC photo"
+_CONVERTING = {
+    _HEIC: " A Mac converts it with `sips -s format jpeg photo.heic --out photo.jpg`; an iPhone takes JPEG photos with "
+    "Settings, Camera, Formats, Most Compatible."
+}
+"""How people get one of those, by what a file is."""
 _SCAN = b"\xff\xda"
 """The marker of a JPEG's scan. In its data, 0xff is followed by 0."""
 _HEIF_BRANDS = frozenset([b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"])
@@ -115,9 +121,7 @@ def _format(data: bytes) -> str:
         found = "WEBP"
     elif data[4:8] == b"ftyp":
         brand = data[8:12]
-        found = (
-            "a HEIC photo" if brand in _HEIF_BRANDS else "an AVIF picture" if brand == b"avif" else "a video"
-        )
+        found = _HEIC if brand in _HEIF_BRANDS else "an AVIF picture" if brand == b"avif" else "a video"
     elif found is None:
         head = data[:_HEAD].lower()
         found = next((name for tag, name in _MARKUP if tag in head), None)
@@ -128,7 +132,7 @@ def _format(data: bytes) -> str:
         if found
         else ("The file is no image, or of a format that is not known here.")
     )
-    raise ImageError(f"{what} {_ACCEPTED}", "unsupported_image_format")
+    raise ImageError(f"{what} {_ACCEPTED}{_CONVERTING.get(found or '', '')}", "unsupported_image_format")
 
 
 class _File(io.BytesIO):

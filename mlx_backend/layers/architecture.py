@@ -79,7 +79,7 @@ def load_network(
     """
     mlx_lm.utils.glob = WeightGlob
     written = mlx_lm.utils.load_config(folder)
-    network_class, arguments_class = _classes(folder, written, trust_remote_code=trust_remote_code)
+    network_class, arguments_class = network_classes(folder, written, trust_remote_code=trust_remote_code)
     try:
         network, config = mlx_lm.utils.load_model(
             folder,
@@ -151,7 +151,9 @@ def _foreign_quantisation(config: Mapping[str, Any]) -> str | None:
     return " ".join(str(each) for each in words if each) or None
 
 
-def _classes(folder: Path, config: dict[str, Any], *, trust_remote_code: bool) -> tuple[type[Any], type[Any]]:
+def network_classes(
+    folder: Path, config: dict[str, Any], *, trust_remote_code: bool
+) -> tuple[type[Any], type[Any]]:
     """Return the classes of a network and of its arguments: mlx-lm's, or those of the code that a model comes with.
 
     Raises EngineError if that code is not allowed, or not there.

@@ -79,6 +79,23 @@ _NO_CHAT: Final = re.compile(
 """In the names of mlx-vlm's families that write no text token by token, or not in a conversation."""
 
 
+_TEXT_FAMILIES: Final = {
+    "glm4v_text": "glm4",
+    "glm4v": "glm4",
+    "glm_ocr_text": "glm4",
+    "glm_ocr": "glm4",
+    "glm4v_moe_text": "glm4_moe",
+    "glm4v_moe": "glm4_moe",
+    "paddleocr_vl": "ernie4_5",
+    "idefics3": "llama",
+    "smolvlm": "llama",
+    "dots_ocr": "qwen2",
+    "aya_vision": "cohere2",
+    "granite_vision": "granite",
+}
+"""The families of mlx-lm's whose networks the text parts of others are, by what those are called."""
+
+
 def is_of_mlx_lm(config: Mapping[str, Any]) -> bool:
     """Whether mlx-lm has a network for a model's family, or the model comes with one of its own."""
     return "model_file" in config or _family(config) in _families("mlx_lm")
@@ -89,6 +106,18 @@ def is_of_mlx_vlm(config: Mapping[str, Any]) -> bool:
     family = _family(config).lower()
     folder = _vlm_folder(_families("mlx_vlm").get(family, family))
     return folder is not None and "model_file" not in config
+
+
+def text_family(config: Mapping[str, Any]) -> str | None:
+    """Return the family of mlx-lm's that the text part of a model of mlx-vlm's is of; None if there is none.
+
+    Whether it is the same network is tried when it is loaded.
+    """
+    parts = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
+    text = next((part for part in parts if isinstance(part, dict)), config)
+    told = str(text.get("model_type") or _family(config))
+    names = [_TEXT_FAMILIES.get(told, told), told, told.removesuffix("_text")]
+    return next((_families("mlx_lm")[name] for name in names if name in _families("mlx_lm")), None)
 
 
 def sees(config: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chat_templates import GEMMA_3_VISION, GEMMA_3_VISION_MARKERS, QWEN_VL, QWEN_VL_MARKERS
+from prepared_images import prepared
 from scripted_engine import ScriptedTokenizer
 
 from mlx_backend.chat.capabilities import ChatFormat
@@ -18,21 +19,16 @@ from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.request_images import SeenImages
 from mlx_backend.chat.response_template import recognise
 from mlx_backend.conversation.effort import EffortScale
-from mlx_backend.engine.images import ImageMarkup, PreparedImage
 from mlx_backend.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mlx_backend.chat.prompt import Prompt
+    from mlx_backend.engine.images import PreparedImage
 
-QWEN = ImageMarkup(part="<|vision_start|><|image_pad|><|vision_end|>", placeholder="<|image_pad|>")
-GEMMA = ImageMarkup(
-    part="<start_of_image>",
-    placeholder="<start_of_image>",
-    before="\n\n<start_of_image>",
-    after="<end_of_image>\n\n",
-)
+QWEN = ("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|>", "<|vision_end|>")
+GEMMA = ("<start_of_image>", "\n\n<start_of_image>", "<end_of_image>\n\n")
 # Of a model whose template knows no parts.
 TEXT_TEMPLATE = """\
 {%- for message in messages -%}<|im_start|>{{ message.role }}
@@ -47,8 +43,8 @@ CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 class Processor:
     """Images of as many tokens as the test says."""
 
-    def __init__(self, markup: ImageMarkup, pad_token: int) -> None:
-        self.markup = markup
+    def __init__(self, part: str, pad_token: int) -> None:
+        self.part = part
         self.pad_token = pad_token
 
     def prepare(self, _picture: Any, of_request: int = 0) -> PreparedImage:
@@ -68,14 +64,18 @@ def user(*parts: Any) -> dict[str, Any]:
 
 
 class Model:
-    """A tokenizer with a template, and the prompts that it makes of messages with images of some sizes."""
+    """A tokenizer with a template, and the prompts that it makes of messages with images of some sizes.
 
-    def __init__(self, template: str, markers: Sequence[str], markup: ImageMarkup) -> None:
+    `writing` is what the template writes for an image, and what stands before and after its places then.
+    """
+
+    def __init__(self, template: str, markers: Sequence[str], writing: tuple[str, str, str]) -> None:
+        part, self.before, self.after = writing
         pad = next(each for each in markers if each in ("<|image_pad|>", "<image_soft_token>"))
         self.tokenizer = ScriptedTokenizer(markers, template)
         self.pad_token = self.tokenizer.encode(pad, control_tokens=True)[0]
         self.pad = pad
-        self.processor = Processor(markup, self.pad_token)
+        self.processor = Processor(part, self.pad_token)
         recognition = recognise(template, markers)
         self.dialect = recognition.dialect
         self.prompts = ChatPrompts(
@@ -87,8 +87,16 @@ class Model:
 
     def prompt(self, messages: Sequence[dict[str, Any]], sizes: Sequence[int], **fields: Any) -> Prompt:
         request = ChatRequest(messages=messages, **fields)
-        images = {number: PreparedImage(bytes([number]), 1, size, {}) for number, size in enumerate(sizes)}
-        seen = SeenImages(self.processor, self.pad, images)
+        images = {
+            number: prepared(
+                size,
+                digest=bytes([number]),
+                pad=self.pad_token,
+                text=self.before + self.pad * size + self.after,
+            )
+            for number, size in enumerate(sizes)
+        }
+        seen = SeenImages(self.processor, images)
         return self.prompts.prompt(request, self.prompts.conversation(request), images=seen)
 
     def shown(self, messages: Sequence[dict[str, Any]], sizes: Sequence[int], **fields: Any) -> str:
@@ -223,7 +231,9 @@ def test_a_template_that_drops_an_image_is_named() -> None:
         "{%- for part in message.content -%}", "{%- for part in message.content[:2] -%}"
     )
     model = Model(only_one, QWEN_VL_MARKERS, QWEN)
-    with pytest.raises(RequestError, match=r"does not write each of the request's images as <\|image_pad\|>"):
+    with pytest.raises(
+        RequestError, match=r"does not write each of the request's images as <\|vision_start\|>"
+    ):
         model.prompt([user(text("both"), image(0), image(1))], [1, 1])
 
 

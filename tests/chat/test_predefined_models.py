@@ -8,6 +8,7 @@ import pytest
 from harmony_data import HARMONY_DATA
 from predefined_templates import FAMILIES, PredefinedFamily
 from running_server import RunningServer, running
+from vision_models import MIXTURES, WRITERS
 
 from dify_mlx_provider.packaging.predefined import MODELS, Predefined, declaration
 from mlx_backend.chat.capabilities import ModelFacts, describe
@@ -16,7 +17,6 @@ from mlx_backend.conversation.dialects import detect
 from mlx_backend.conversation.events import ReasoningDelta, ToolCallEnd, ToolCallStart
 from mlx_backend.conversation.parser import ChannelParser, parse_text
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.vision.families import FAMILIES as IMAGE_FAMILIES
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.files import context_length
 from mlx_backend.models.spec import RECOMMENDED_MODELS
@@ -71,7 +71,7 @@ def features_of(found: ModelDescription) -> set[str]:
 def assert_declared(model: Predefined, family: PredefinedFamily, found: ModelDescription) -> None:
     declared = declaration(model)
     assert set(declared["features"]) - {"vision"} == features_of(found)
-    assert model.sees == (family.config["model_type"] in IMAGE_FAMILIES or model.model == "default")
+    assert model.sees == (family.config["model_type"] in WRITERS | MIXTURES or model.model == "default")
     assert model.model == "default" or declared["model_properties"]["context_size"] == found.context_length
     [rule] = [rule for rule in declared["parameter_rules"] if rule["name"] == "reasoning_effort"]
     assert rule["default"] == found.default_effort

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from prepared_images import prepared
 from scripted_engine import HARMONY_MARKERS, ScriptedTokenizer
 
 from mlx_backend.chat.prompt import Prompt, PromptBuilder, Rendering
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
-from mlx_backend.engine.images import PreparedImage, PromptImage
+from mlx_backend.engine.images import PromptImage
 from mlx_backend.errors import EngineBusy, RequestError
 
 CHATML_TEMPLATE = """\
@@ -214,7 +215,7 @@ def test_a_template_that_escapes_what_it_is_given_is_undone() -> None:
 
 
 def test_checkpoints_and_images_move_with_the_tokens_before_them() -> None:
-    image = PreparedImage(b"1", 1, 2, {})
+    image = prepared(2)
     images = tuple(PromptImage(at, image) for at in (1, 7))
     prompt = Prompt(tokens=tuple(range(12)), checkpoints=(1, 4, 6, 10), images=images)
     edited = prompt.edited([(4, 6, [40, 50, 51, 52]), (9, 10, [])])

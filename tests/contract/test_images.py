@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from picture_files import BLUE, RED, data_uri, encoded
 from running_server import RunningServer, served
-from vision_models import WRITERS
+from vision_models import WRITERS, part_of
 
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.vision.families import FAMILIES
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.registry import MultiModelRegistry
@@ -49,9 +48,7 @@ def server(
     folder = models / name
     folder.mkdir()
     WRITERS[name](folder)
-    markup = FAMILIES[name].markup
-    part = "<|image|>" if markup is None else markup.part  # as the tokenizer of Gemma 4 names it
-    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("PART", part))
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("PART", part_of(name)))
     settings = Settings(port=0, max_queue=64)
     registry = MultiModelRegistry(
         Catalogue([], models_dirs=[models]),

@@ -241,16 +241,6 @@ def test_an_image_is_refused_in_words_that_say_why(support: ImageSupport) -> Non
     assert not engine.requests
 
 
-def test_the_log_says_why_a_model_that_could_see_is_shown_no_images(caplog: pytest.LogCaptureFixture) -> None:
-    tokenizer = ScriptedTokenizer(chat_template=QWEN_VL)  # without the markers of images
-    engine = ScriptedEngine(
-        lambda _: ANSWER, tokenizer=tokenizer, image_processor=ScriptedImageProcessor(tokenizer)
-    )
-    with running(engine) as server:
-        assert "the server's log says why" in refused(server, text(), image())["message"]
-    assert "is no control token of its tokenizer" in caplog.text
-
-
 def test_a_conversation_goes_on_with_a_model_that_cannot_see(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "mlx_backend.chat")
     engine = blind_engine()

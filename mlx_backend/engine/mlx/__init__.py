@@ -69,66 +69,56 @@ def load_engine(
         from mlx_backend.engine.mlx.batch import MLXBatch
         from mlx_backend.engine.mlx.collectives import join
         from mlx_backend.engine.mlx.plain import PlainBatch
+        from mlx_backend.engine.mlx.vision.split_batch import SplitBatch
         from mlx_backend.engine.mlx.vision.vlm_batch import VLMBatch
 
     ranks = join()
-    leader: LeaderBatch | None = None
-    batch: Batch
+    start = partial(
+        Engine, max_concurrent=chosen.max_concurrent, max_waiting=chosen.max_waiting, on_progress=on_progress
+    )
     if chosen.engine == "plain":
         if ranks is not None:
             raise EngineError("The plain engine runs in one process: leave out --engine plain, or start one.")
-        batch = PlainBatch(model, chosen, device=device, model_id=model_id)
-    else:
-        own = VLMBatch(model, chosen, device=device, model_id=model_id)
-        if ranks is None and (seeing := _on_mlx_vlm(own, model, chosen, on_progress)) is not None:
-            return seeing
-        batch = MLXBatch(model, chosen, device=device, model_id=model_id, ranks=ranks)
-        if ranks is not None:
-            batch = leader = LeaderBatch(batch, ranks)
-    engine = Engine(
-        batch,
-        max_concurrent=chosen.max_concurrent,
-        max_waiting=chosen.max_waiting,
-        on_progress=on_progress,
-    )
-    if leader is not None:
-        leader.on_lost(partial(_terminate, engine))
+        return start(PlainBatch(model, chosen, device=device, model_id=model_id))
+    batch = MLXBatch(model, chosen, device=device, model_id=model_id, ranks=ranks)
+    if ranks is None:
+        whole = VLMBatch(model, chosen, device=device, model_id=model_id)
+        return _start_one_process(start, SplitBatch(batch, whole, chosen), whole, str(model), chosen)
+    leader = LeaderBatch(batch, ranks)
+    engine = start(leader)
+    leader.on_lost(partial(_terminate, engine))
     return engine
 
 
-def _on_mlx_vlm(
-    batch: Batch, model: str | Path, options: EngineOptions, on_progress: Callable[[float], None] | None
-) -> Engine | None:
-    """Return an engine with mlx-vlm's own network, for families that need it to see, or to run at all.
-
-    None for others, and where it does not work though mlx-lm has a network, which answers text then.
-    """
-    from mlx_backend.engine.mlx.vision.families import lacking_options, needs_mlx_vlm
+def _start_one_process(
+    start: Callable[[Batch], Engine], batch: Batch, whole: Batch, model: str, options: EngineOptions
+) -> Engine:
+    """Start an engine with the batch, or with `whole`, mlx-vlm's own network, for a family that only mlx-vlm has."""
+    from mlx_backend.engine.mlx.vision.families import may_run_on_mlx_vlm, only_mlx_vlm_has
     from mlx_backend.models.download import find_folder
     from mlx_backend.models.files import read_json_or_empty
-    from mlx_backend.models.tasks import is_of_mlx_lm
 
     try:
-        folder, name = find_folder(str(model), allow_download=options.allow_download)
-    except EngineError:
-        return None  # loading it says what is wrong
-    config = read_json_or_empty(folder / "config.json")
-    if not needs_mlx_vlm(config, options):
-        return None
-    if (lacking := lacking_options(options)) and is_of_mlx_lm(config):
-        log.warning(
-            "%s answers text only: mlx-vlm's network, which can be shown images, does not support %s.",
-            name,
-            ", ".join(lacking),
+        config = read_json_or_empty(
+            find_folder(model, allow_download=options.allow_download)[0] / "config.json"
         )
-        return None
+    except EngineError:
+        config = {}  # loading it says what is wrong
+    if only_mlx_vlm_has(config):
+        return start(whole)
     try:
-        return Engine(batch, max_waiting=options.max_waiting, on_progress=on_progress)
+        return start(batch)
     except EngineError as error:
-        if not is_of_mlx_lm(config):
+        if not may_run_on_mlx_vlm(config):
             raise
-        log.warning("%s answers text only: it cannot be run with mlx-vlm. %s", name, error)
-        return None
+        try:
+            engine = start(whole)
+        except EngineError:
+            raise error from None
+        log.warning(
+            "%s runs on mlx-vlm's own network, one reply at a time. mlx-lm's cannot run it: %s", model, error
+        )
+        return engine
 
 
 def _terminate(engine: Engine, error: EngineStopped) -> None:

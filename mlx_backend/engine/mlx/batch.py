@@ -31,8 +31,8 @@ from mlx_backend.engine.mlx.runtime import load_runtime
 from mlx_backend.engine.mlx.sampling import RequestSampler, text_token_mask
 from mlx_backend.engine.mlx.sequences import DecodingSequence
 from mlx_backend.engine.mlx.tuning import Tuning
+from mlx_backend.engine.mlx.vision.image_trial import support_of
 from mlx_backend.engine.mlx.vision.prompt_images import PromptImages, check_images
-from mlx_backend.engine.mlx.vision.tower import support_of
 from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED, EngineError, EngineRefused
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from mlx_backend.engine.mlx.kv_cache import fresh_caches
 from mlx_backend.engine.mlx.mtp import FoundHead, attach, head_in, head_of, own_head
 from mlx_backend.engine.mlx.sharding import shard
 from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
+from mlx_backend.engine.mlx.vision.whole import read_network
 from mlx_backend.errors import EngineError, EngineRefused, first_line
-from mlx_backend.layers.architecture import load_network
 from mlx_backend.models import files as model_files
 from mlx_backend.models import templates
 from mlx_backend.models.download import find_folder
@@ -140,7 +140,7 @@ def load_model(
     group: mx.distributed.Group | None = None,
     check_size: CheckSize = lambda _name, _nbytes: None,
     caches: CacheBudget | None = None,
-    read: ReadNetwork = load_network,
+    read: ReadNetwork = read_network,
 ) -> LoadedNetwork:
     """Load a folder or a Hugging Face repository; with a group, this process's part of it. Raises EngineError.
 
@@ -250,7 +250,7 @@ def load_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str, che
     folder = options.adapters[adapter].expanduser()
     check_adapter(folder)
     try:
-        network, _ = load_network(model.folder, trust_remote_code=options.trust_remote_code)
+        network, _ = read_network(model.folder, trust_remote_code=options.trust_remote_code)
         if (head := head_of(model.network)) is not None:
             attach(network, head)
         network.update(model.network.parameters())
@@ -275,7 +275,7 @@ def load_draft(
     folder, name = find_folder(draft, allow_download=options.allow_download)
     read_model(folder, name)
     with explain_load_errors(name):
-        network, config = load_network(folder, trust_remote_code=options.trust_remote_code)
+        network, config = read_network(folder, trust_remote_code=options.trust_remote_code)
         wrapper = _load_wrapper(folder, config, replace(options, chat_template=None))
         set_precision(network, name)
     check_size(name, weight_bytes(network))

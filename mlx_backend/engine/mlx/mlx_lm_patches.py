@@ -10,7 +10,9 @@ so that an upgrade is a decision and not an accident.
    that act on this module's `PackedLayer` and `TokenPositions` and pass every other call on unchanged. A model that
    does not fit is run without packing: batch_trial.py tries each one when it is loaded. What images need of a network
    comes in by the same two: masks with blocks that attend in both directions, and positions in two dimensions. What
-   Qwen3-VL's first layers get more of an image is added by replaced classes of those layers (`patch_for_added`).
+   Qwen3-VL's first layers get more of an image is added by replaced classes of those layers (`patch_for_added`), and
+   the images' embeddings come from a replaced class of what embeds tokens (`patch_for_embeddings`): half of mlx-lm's
+   networks take none as an argument.
 
    A recurrent layer goes on from a state, and attention may have masks and positions of its own kind (MLA). So the
    classes of all modules that take a cache are replaced, too. One that is given a `PackedLayer` runs once for all
@@ -518,6 +520,38 @@ def patch_for_added(layers: Iterable[Any]) -> None:
     """Make a network's layers add to their outputs what `PackedLayer` says; other calls work as before."""
     for layer in layers:
         layer.__class__ = _adding(layer.__class__)
+
+
+def patch_for_embeddings(network: Any) -> None:
+    """Make a network take embeddings in place of tokens (`give_embeddings`); other calls work as before."""
+    embedding = embedding_of(network)
+    embedding.__class__ = _embedding_images(embedding.__class__)
+    embedding.next_embeddings = _NextEmbeddings()
+
+
+def give_embeddings(network: Any, embeddings: mx.array) -> None:
+    """Have the next call of a network begin with these ([1, tokens, width]), whatever its tokens are."""
+    embedding_of(network).next_embeddings.given = embeddings
+
+
+def embedding_of(network: Any) -> Any:
+    """Return the module that embeds a network's tokens."""
+    named = {name.rpartition(".")[2]: module for name, module in network.named_modules()}
+    return named["embed_tokens"]
+
+
+@dataclass(slots=True)
+class _NextEmbeddings:
+    given: mx.array | None = None  # in an object of its own, or it would be one of the module's weights
+
+
+@functools.cache
+def _embedding_images(kind: Any) -> type[Any]:
+    def call(self: Any, tokens: mx.array) -> Any:
+        given, self.next_embeddings.given = self.next_embeddings.given, None
+        return kind.__call__(self, tokens) if given is None else given
+
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
 @functools.cache

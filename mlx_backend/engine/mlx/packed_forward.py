@@ -23,7 +23,14 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
 
 from mlx_backend.engine.mlx.kv_cache import alias
-from mlx_backend.engine.mlx.mlx_lm_patches import LayerView, PackedLayer, TokenPositions, joined
+from mlx_backend.engine.mlx.mlx_lm_patches import (
+    LayerView,
+    PackedLayer,
+    TokenPositions,
+    embedding_of,
+    give_embeddings,
+    joined,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,9 +77,10 @@ class Segment:
         return replace(self, tokens=mx.concatenate([first, self.tokens], axis=1))
 
     @property
-    def has_axes(self) -> bool:
-        """Whether its positions have rows and columns."""
-        return self.images is not None and self.images.positions is not None
+    def has_to_be_packed(self) -> bool:
+        """Whether its positions have rows and columns, or something is added to the outputs of layers."""
+        images = self.images
+        return images is not None and (images.positions is not None or images.added is not None)
 
 
 def token_ids(rows: Sequence[Sequence[int]]) -> mx.array:
@@ -99,7 +107,7 @@ def run_packed(
 
     Does not wait for the computation. Raises ForwardError. To be able to `restore` the segments' caches then takes time
     in each layer of each, but nothing is copied for it. A single segment of one row also runs on a network that cannot
-    be packed, unless its positions have rows and columns, and its layers may have states instead of keys and values.
+    be packed, unless it `has_to_be_packed`, and its layers may have states instead of keys and values.
 
     With `single_queries` the attention of a few tokens, as of drafts, is computed token by token (PackedLayer).
     """
@@ -108,7 +116,7 @@ def run_packed(
         if restore:
             before = [[alias(layer) for layer in segment.layers] for segment in segments]
         is_single = len(segments) == 1 and segments[0].tokens.shape[0] == 1
-        if is_single and not segments[0].has_axes and not single_queries:
+        if is_single and not segments[0].has_to_be_packed and not single_queries:
             logits = _forward(network, segments[0].tokens, _views(segments[0]), segments)
         else:
             logits = _run(network, segments, single_queries=single_queries)
@@ -170,8 +178,9 @@ def _blocks(segments: Sequence[Segment], caches: Sequence[Any]) -> list[mx.array
 
 def _forward(network: Any, tokens: mx.array, layers: Sequence[Any], segments: Sequence[Segment]) -> mx.array:
     embeddings = _embeddings(network, segments)
-    named = {} if embeddings is None else {"input_embeddings": embeddings}
-    logits: mx.array = network(tokens.astype(mx.uint32), cache=layers, **named)
+    if embeddings is not None:
+        give_embeddings(network, embeddings)
+    logits: mx.array = network(tokens.astype(mx.uint32), cache=layers)
     return logits
 
 
@@ -238,9 +247,3 @@ def _added(segments: Sequence[Segment]) -> dict[int, mx.array]:
         for segment, each in zip(segments, found, strict=True)
     ]
     return dict(enumerate(joined(pieces, axis=1)))
-
-
-def embedding_of(network: Any) -> Any:
-    """Return the module that embeds a network's tokens."""
-    named = {name.rpartition(".")[2]: module for name, module in network.named_modules()}
-    return named["embed_tokens"]

@@ -25,7 +25,7 @@ from mlx_backend.engine.batch import Ended, ModelInfo
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.loading import load_model
 from mlx_backend.engine.mlx.sampling import RequestSampler, SamplePosition, draw, text_token_mask
-from mlx_backend.engine.mlx.vision.tower import support_of
+from mlx_backend.engine.mlx.vision.image_trial import support_of
 from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:

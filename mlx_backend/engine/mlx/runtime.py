@@ -39,10 +39,10 @@ from mlx_backend.engine.mlx.prefix_cache import PrefixCache, PrefixStore
 from mlx_backend.engine.mlx.rewinding import held_layers
 from mlx_backend.engine.mlx.speculative import HeadDrafter, ModelDrafter, TextDrafter, draft_layers
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
-from mlx_backend.engine.mlx.vision.tower import load_vision
+from mlx_backend.engine.mlx.vision.image_trial import load_vision
+from mlx_backend.engine.mlx.vision.whole import read_network
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineError
-from mlx_backend.layers.architecture import load_network
 from mlx_backend.layers.kernel_compiler import KernelCompiler, jobs_for
 from mlx_backend.layers.many_rows import use_many_rows_layers
 from mlx_backend.models.engine_options import EngineOptions
@@ -159,14 +159,15 @@ def load_runtime(
         if abilities.drafts:
             log.info("%s", abilities.drafts)
         vision = load_vision(
-            networks.model.folder,
-            list(networks.by_adapter.values()),
+            networks,
             device.lock,
             reserve,
             can_pack=abilities.can_pack,
             shared=ranks is not None,
         )
         weight_bytes = networks.weight_bytes() + (vision.nbytes if vision is not None else 0)
+        if vision is not None:
+            cleanup.callback(vision.close)
         limit, weights, are_alike = reservation.limit, weight_bytes, True
         if ranks is not None:
             limit, weights, cost, are_alike = ranks.agree_on_memory(limit, weights, cost)
@@ -309,7 +310,7 @@ def memory_by_tokens(folder: Path) -> tuple[dict[int | None, Callable[[int], int
     have one.
     """
     with explain_load_errors(folder.name):
-        network, _ = load_network(folder)
+        network, _ = read_network(folder)
         found = own_head(network, folder)
         if found.head is not None:
             attach(network, found.head)

@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from prepared_images import prepared
 from scripted_engine import ScriptedTokenizer
 
 from mlx_backend.engine.base import Finished, GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelInfo, Outcome
 from mlx_backend.engine.distributed.batch import LeaderBatch, follow, from_wire, to_wire
 from mlx_backend.engine.distributed.transport import Endpoint, Follower, Leader
-from mlx_backend.engine.images import PreparedImage, PromptImage
+from mlx_backend.engine.images import PromptImage
 from mlx_backend.engine.scheduler import Scheduler
 from mlx_backend.errors import EngineError, EngineRefused, EngineStopped
 
@@ -216,7 +217,7 @@ def test_a_grammar_is_refused_and_other_requests_go_on() -> None:
 
 
 def test_an_image_is_refused_and_other_requests_go_on() -> None:
-    image = PromptImage(0, PreparedImage(b"a", 1, 1, {}))
+    image = PromptImage(0, prepared())
     with group(PlainBatch(), PlainBatch()) as (scheduler, _):
         seeing, blind = scheduler.submit(replace(REQUEST, images=[image])), scheduler.submit(REQUEST)
         with pytest.raises(EngineRefused, match="Images are not possible yet while several processes"):

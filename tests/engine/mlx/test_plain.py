@@ -9,6 +9,7 @@ import pytest
 from architectures import write
 from drafting import drafting_engine
 from engine_requests import reply_tokens, together
+from prepared_images import prepared
 from tolerances import ON_CPU, check_replies
 
 from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
@@ -17,7 +18,7 @@ from mlx_backend.conversation.events import Channel
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.device import Device
 from mlx_backend.engine.base import Finished, GenerationRequest, Progress, PromptStart, Sampling, TokenDelta
-from mlx_backend.engine.images import PreparedImage, PromptImage
+from mlx_backend.engine.images import PromptImage
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.errors import EngineError, EngineRefused
 
@@ -207,7 +208,7 @@ def test_a_constraint_that_fails_fails_its_own_request(plain: Engine) -> None:
 
 
 def test_what_it_lacks_is_refused_by_name(plain: Engine, qwen: Path) -> None:
-    image = PreparedImage(b"", 1, 1, {})
+    image = prepared()
     for fields in ({"logprobs": 1}, {"prompt_logprobs": 1}, {"images": [PromptImage(0, image)]}):
         with pytest.raises(EngineRefused, match="sees no images, and gives no log probabilities"):
             list(plain.generate(asked(plain, QUESTIONS[0], **fields)))

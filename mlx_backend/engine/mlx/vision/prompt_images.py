@@ -1,7 +1,7 @@
 """The images of one prompt: where chunks may end, what a chunk with images is run with, how prefixes are told apart.
 
-Positions with rows and columns (mrope) are Qwen's: text counts on by one, an image's places all have the time of its
-first one and their own row and column after it, and what follows goes on after the longest side.
+Positions with rows and columns (mrope): text counts on by one, an image's places have the time of its first one and
+their own row and column after it, and what follows goes on after the longest side. mlx-vlm has computed an image's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_backend.engine.kv_cache_budget import NO_IMAGES, ImageBytes
-from mlx_backend.engine.mlx.packed_forward import ChunkImages, ForwardError, Segment, embedding_of, shift_of
+from mlx_backend.engine.mlx.mlx_lm_patches import embedding_of
+from mlx_backend.engine.mlx.packed_forward import ChunkImages, ForwardError, Segment, shift_of
 from mlx_backend.errors import EngineRefused
 
 if TYPE_CHECKING:
@@ -53,12 +54,7 @@ class PromptImages:
         # By how much positions are less than the tokens' numbers after each image, and before the first.
         self._shifts = [0]
         for each in images:
-            grid = each.image
-            saved = (
-                max(grid.rows, grid.columns) - grid.num_tokens
-                if self._vision.family.has_grid_positions
-                else 0
-            )
+            saved = each.image.written.shift if self._vision.traits.axes is not None else 0
             self._shifts.append(self._shifts[-1] + saved)
 
     def __len__(self) -> int:
@@ -104,7 +100,7 @@ class PromptImages:
     def whole_end(self, position: int) -> int:
         """Return where a chunk may end that was to end here: after an image that may not be cut."""
         image = self._around(position)
-        return image.end if image is not None and self._vision.family.attends_both_ways else position
+        return image.end if image is not None and self._vision.traits.attends_both_ways else position
 
     def can_store(self, position: int) -> bool:
         """Whether a prefix that ends here may be cached: not inside an image, and every image is told apart."""
@@ -134,20 +130,20 @@ class PromptImages:
             embeddings, *added = self._embeddings(network, array_of_tokens[0], start, end)
         except Exception as error:
             raise ForwardError from error
-        family = self._vision.family
-        if family.reads_pads_as is not None:
+        traits = self._vision.traits
+        if traits.reads_pads_as is not None:
             is_pad = array_of_tokens == self._vision.pad_token
-            array_of_tokens = mx.where(is_pad, family.reads_pads_as, array_of_tokens)
+            array_of_tokens = mx.where(is_pad, traits.reads_pads_as, array_of_tokens)
         return Segment(
             array_of_tokens,
             layers,
             ChunkImages(
                 embeddings,
-                mx.array(self.positions(start, start + len(tokens))) if family.has_grid_positions else None,
-                self._vision.frequency_axes,
-                mx.array(self._blocks(start, len(tokens))) if family.attends_both_ways else None,
+                mx.array(self.positions(start, start + len(tokens))) if traits.axes is not None else None,
+                traits.axes,
+                mx.array(self._blocks(start, len(tokens))) if traits.attends_both_ways else None,
                 mx.stack(added) if added else None,
-                family.both_ways_in_windows,
+                traits.both_ways_in_windows,
             ),
         )
 
@@ -157,12 +153,8 @@ class PromptImages:
         shifts = np.array(self._shifts)[np.searchsorted(self._starts, numbers, side="right")]
         found = np.broadcast_to(numbers + shifts, (3, end - start)).astype(np.int32)
         for index, each, first, last in self._within(start, end):
-            places = np.arange(first, last) - each.start
-            here = slice(first - start, last - start)
-            begin = each.start + self._shifts[index]
-            found[0, here] = begin
-            found[1, here] = begin + places // each.image.columns
-            found[2, here] = begin + places % each.image.columns
+            own = each.image.written.positions[:, first - each.start : last - each.start]
+            found[:, first - start : last - start] = own + each.start + self._shifts[index]
         return found
 
     def _embeddings(self, network: Any, tokens: mx.array, start: int, end: int) -> mx.array:
@@ -176,10 +168,6 @@ class PromptImages:
         pieces, at = [], start
         for _, each, first, last in within:
             features = self._seen[each.image.digest][:, first - each.start : last - each.start]
-            here = slice(first - start, last - start)
-            if each.image.row_break is not None:
-                is_pad = tokens[here, None] == self._vision.pad_token
-                features = mx.where(is_pad, features, embedded[:, here])
             pieces += [embedded[:, at - start : first - start], features.astype(embedded.dtype)]
             at = last
         return mx.concatenate([*pieces, embedded[:, at - start :]], axis=1)
@@ -227,7 +215,7 @@ def check_images(request: GenerationRequest, vision: Vision | None) -> ImageByte
                 "What was made of an image that was seen before is not kept any more.", "images"
             )
         places = request.prompt[each.start : each.end] if each.start >= 0 else ()
-        if list(places) != each.image.tokens(vision.pad_token):
+        if tuple(places) != each.image.written.tokens:
             raise EngineRefused(
                 f"An image of {each.image.num_tokens} places does not stand on pad tokens at position {each.start}.",
                 "images",

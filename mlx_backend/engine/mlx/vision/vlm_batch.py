@@ -2,10 +2,10 @@
 
     insert ──▶ a reply ── step: a chunk of its prompt, later a token ──▶ outcomes
 
-For families whose images the engine proper (`engine/mlx/batch.py`) does not know, and for families that mlx-lm has not.
-Their networks hold the positions of one request, so no other is begun before it ends. All else of a reply is that of
-the engine proper: how a token is drawn, seeds, constraints, log probabilities, the memory that is set aside. No prompts
-are cached: what they leave in the network next to its caches is not known.
+For families that mlx-lm has not, and for pictures that the engine proper (`engine/mlx/batch.py`) cannot be shown
+(split_batch.py). Such a network holds the positions of one request, so no other is begun before it ends. All else of a
+reply is that of the engine proper: how a token is drawn, seeds, constraints, log probabilities, the memory that is set
+aside. No prompts are cached: what they leave in the network next to its caches is not known.
 
 When a model is loaded it is tried: the same text at once and token by token has to get the same logits, and a picture
 has to change them. A prompt is computed in chunks only if that was right as well.
@@ -14,8 +14,8 @@ has to change them. A prompt is computed in chunks only if that was right as wel
 from __future__ import annotations
 
 import logging
-import warnings
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -35,14 +35,12 @@ from mlx_backend.engine.mlx.sequences import DecodingSequence
 from mlx_backend.engine.mlx.vision.families import ONE_AT_A_TIME, lacking_options
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages, TowerCost
 from mlx_backend.engine.mlx.vision.vlm_processor import PROBE_SIDE, VLMProcessor
+from mlx_backend.engine.mlx.vision.whole import VLMRun, read_whole, share_weights
 from mlx_backend.errors import EngineError, EngineRefused, first_line
 from mlx_backend.images import Picture
-from mlx_backend.layers.architecture import WeightGlob
-from mlx_backend.models.files import read_json_or_empty
-from mlx_backend.models.tasks import is_of_mlx_lm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from mlx_backend.device import Device
@@ -77,8 +75,11 @@ class VLMBatch:
         self._running: tuple[DecodingSequence, Iterator[Outcome]] | None = None
         self._processor: VLMProcessor | None = None
 
-    def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
-        """Load the model on this thread, and try it."""
+    def load(self, on_progress: Callable[[float], None], language: Any = None) -> ModelInfo:
+        """Load the model on this thread, and try it; `language` is mlx-lm's network of it, whose weights it takes.
+
+        Raises EngineError, with that network also if it cannot be shown pictures.
+        """
         options, memory = self._options, self._device.memory
         if lacking := lacking_options(options):
             raise EngineError(
@@ -90,12 +91,14 @@ class VLMBatch:
             self._source,
             options,
             on_progress,
-            check_size=lambda _name, nbytes: reservation.set_weights(nbytes),
             caches=memory.host_caches,
-            read=_read,
+            read=read_whole if language is None else partial(_read_around, language),
         )
         self._model, self._network = model, model.network
-        self._wired = self._device.wired.add(weight_bytes(model.network))
+        shared = 0 if language is None else weight_bytes(model.network.language_model)
+        own = weight_bytes(model.network) - shared
+        reservation.set_weights(own)
+        self._wired = self._device.wired.add(own)
         self._cleanup.callback(self._wired.close)
         self._text_mask = text_token_mask(
             model.tokenizer.vocabulary_size, model.tokenizer.special_tokens.keys()
@@ -107,8 +110,8 @@ class VLMBatch:
             self._processor = self._load_processor()
             if self._processor is not None:
                 self._measure(self._processor)
-        if self._processor is None and is_of_mlx_lm(read_json_or_empty(model.folder / "config.json")):
-            raise EngineError("It cannot be shown images, and mlx-lm's network answers text faster.")
+        if self._processor is None and language is not None:
+            raise EngineError("It cannot be shown pictures here.")
         self._budget = self._make_budget(reservation, cost)
         log.info("%s runs on mlx-vlm's own network, one reply at a time.", model.name)
         context_length = options.context_length or model.context_length
@@ -207,7 +210,7 @@ class VLMBatch:
     def _check_images(self, request: GenerationRequest) -> ImageBytes:
         if not request.images:
             return NO_IMAGES
-        if self._processor is None or any(each.image.written is None for each in request.images):
+        if self._processor is None:
             raise EngineRefused("This model cannot see images here.", "images")
         images = {id(each.image): each.image for each in request.images}.values()
         total = sum(each.nbytes for each in images)
@@ -217,7 +220,7 @@ class VLMBatch:
 
     def _reply(self, sequence: DecodingSequence) -> Iterator[Outcome]:
         """Yield a reply's outcomes, each after a step's work."""
-        run = _Run(self._network, sequence.request.prompt, self._inputs(sequence.request))
+        run = VLMRun(self._network, sequence.request.prompt, self._inputs(sequence.request))
         total = len(sequence.tokens)
         chunk = (self._options.prefill_chunk or PREFILL_CHUNK) if self._prompts_are_cut else total
         while run.length > 1:
@@ -273,7 +276,7 @@ class VLMBatch:
         """Try the network with a text; return what its caches cost. Raises EngineError if it cannot answer."""
         text = self._model.tokenizer.encode(TRIED_TEXT, control_tokens=False)
         try:
-            run = _Run(self._network, text, {})
+            run = VLMRun(self._network, text, {})
             at_once = run.logits()
             off = self._difference(text, {}, 1, at_once)
         except Exception as error:
@@ -316,7 +319,7 @@ class VLMBatch:
         seen: list[mx.array] = []
         for rgb in (noise, bytes(3 * side * side)):
             prompt, inputs = self._with_image(processor, Picture(side, side, rgb))
-            run = _Run(self._network, prompt, inputs)
+            run = VLMRun(self._network, prompt, inputs)
             seen.append(run.logits())
         off = self._difference(prompt, inputs, len(prompt), seen[1])
         if off > MAX_NOISE:
@@ -332,14 +335,13 @@ class VLMBatch:
         """Return a prompt with a picture in the middle, and its inputs."""
         tokenizer = self._model.tokenizer
         image = processor.prepare(picture)
-        assert image.written is not None
         text = tokenizer.encode(TRIED_TEXT, control_tokens=False)
         body = tokenizer.encode(image.written.text, control_tokens=True)
         prompt = [*text, *body, *text]
         found = PromptImage(len(text) + image.written.before, image)
         return prompt, processor.inputs(prompt, [found])
 
-    def _may_cut(self, run: _Run, prompt: Sequence[int], inputs: dict[str, Any], at_once: mx.array) -> bool:
+    def _may_cut(self, run: VLMRun, prompt: Sequence[int], inputs: dict[str, Any], at_once: mx.array) -> bool:
         """Whether a prompt may be computed in chunks, as mlx-vlm says and a trial shows."""
         if not run.may_be_cut:
             return False
@@ -353,7 +355,7 @@ class VLMBatch:
         self, prompt: Sequence[int], inputs: dict[str, Any], chunk: int, at_once: mx.array
     ) -> float:
         """Return by how much logits after a prompt in chunks are off those of the prompt at once."""
-        run = _Run(self._network, prompt, inputs)
+        run = VLMRun(self._network, prompt, inputs)
         while run.length > 1:
             run.prefill(chunk)
         return max(differences(run.logits(), at_once))
@@ -366,7 +368,7 @@ class VLMBatch:
             prompt, inputs = self._with_image(processor, picture)
             before = mx.get_active_memory()
             mx.reset_peak_memory()
-            _Run(self._network, prompt, inputs)
+            VLMRun(self._network, prompt, inputs)
             taken.append((processor.prepare(picture).nbytes, max(0, mx.get_peak_memory() - before)))
         self._cost = TowerCost.of(taken)
 
@@ -384,94 +386,8 @@ class VLMBatch:
         return budget
 
 
-class _Run:
-    """A prompt that is run through mlx-vlm's network, as mlx-vlm's own generation does it."""
-
-    def __init__(self, network: Any, prompt: Sequence[int], inputs: Mapping[str, Any]) -> None:
-        from mlx_vlm.models.cache import make_prompt_cache
-
-        self._language = network.language_model
-        for name in ("_position_ids", "_rope_deltas"):  # of the request before
-            if hasattr(self._language, name):
-                setattr(self._language, name, None)
-        self._tokens = mx.array([list(prompt)])
-        given = {name: value for name, value in inputs.items() if name != "pixel_values"}
-        found = network.get_input_embeddings(
-            self._tokens, inputs.get("pixel_values"), mask=mx.ones_like(self._tokens), **given
-        )
-        self._embeddings: mx.array | None = found.inputs_embeds
-        more = {name: value for name, value in found.to_dict().items() if value is not None}
-        del more["inputs_embeds"]
-        self._given: dict[str, Any] = {**given, **more}
-        self.caches = make_prompt_cache(self._language)
-        self.may_be_cut = all(map(self._is_cut_by, (network, self._language)))
-        mx.eval(self._embeddings)
-
-    def _is_cut_by(self, part: Any) -> bool:
-        """Whether a part of the network takes a prompt in chunks."""
-        if (policy := getattr(part, "chunked_prefill_policy", None)) is None:
-            return not getattr(part, "no_chunked_prefill", False)
-        allowed = policy(
-            input_ids=self._tokens,
-            inputs_embeds=self._embeddings,
-            prompt_cache=self.caches,
-            draft_model=None,
-            draft_kind=None,
-            prefill_kwargs=self._given,
-        )
-        return bool(getattr(allowed, "enabled", allowed))
-
-    @property
-    def length(self) -> int:
-        """How many embeddings of the prompt have not been run."""
-        return 0 if self._embeddings is None else self._embeddings.shape[1]
-
-    def prefill(self, count: int) -> None:
-        """Run so many of them, but not the last."""
-        assert self._embeddings is not None
-        count = min(count, self.length - 1)
-        self._language(
-            inputs=self._tokens[:, :count],
-            inputs_embeds=self._embeddings[:, :count],
-            cache=self.caches,
-            n_to_process=count,
-            **self._given,
-            logits_to_keep=1,
-        )
-        mx.eval([layer.state for layer in self.caches])
-        mx.clear_cache()
-        self._tokens, self._embeddings = self._tokens[:, count:], self._embeddings[:, count:]
-
-    def logits(self, token: mx.array | None = None) -> mx.array:
-        """Run what is left of the prompt, or a token ([1]) after it; return the logits ([1, vocabulary])."""
-        if token is None:
-            found = self._language(
-                self._tokens,
-                inputs_embeds=self._embeddings,
-                cache=self.caches,
-                **self._given,
-                logits_to_keep=1,
-            )
-            self._embeddings = None
-        else:
-            found = self._language(
-                token[None], inputs_embeds=None, cache=self.caches, **self._given, logits_to_keep=1
-            )
-        self._given = {}
-        for name in ("cross_attention_states", "encoder_outputs"):
-            if (states := getattr(found, name)) is not None:
-                self._given = {name: states}
-                break
-        logits: mx.array = found.logits[:, -1, :]
-        return logits
-
-
-def _read(folder: Path, *, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
-    """Return mlx-vlm's network of a folder, with weights that are not read yet, and its configuration."""
-    import mlx_vlm.utils
-
-    mlx_vlm.utils.glob = WeightGlob
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        network = mlx_vlm.utils.load_model(folder, lazy=True, trust_remote_code=trust_remote_code)
-    return network, mlx_vlm.utils.load_config(folder)
+def _read_around(language: Any, folder: Path, *, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
+    """Return mlx-vlm's network with the weights of mlx-lm's. Raises WholeError if they are not the same ones."""
+    whole, config = read_whole(folder, trust_remote_code=trust_remote_code)
+    share_weights(whole, language)
+    return whole, config

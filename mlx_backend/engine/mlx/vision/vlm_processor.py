@@ -2,15 +2,19 @@
 
 Processors write images in ways of their own: one pad token for each place, a grid of tiles with markers between them,
 one token for all. So a picture is shown to the processor between two filler tokens, and what it writes there is how
-that picture is written in prompts. When a prompt is about to be run, the processor gets all its pictures with as many
-filler tokens around them as the prompt has tokens there: its inputs then fit the prompt, also those that have a value
-for each token. Filler tokens are control tokens, which no tokenizer merges with what is next to them.
+that picture is written in prompts. Filler tokens are control tokens, which no tokenizer merges with what is next to
+them.
+
+mlx-vlm's own generation wants all pictures of a prompt together, with inputs that fit it, of which some have a value
+for each token. For that (`inputs`) the processor gets the pictures with as many filler tokens around them as the prompt
+has tokens there.
 
 Knows no requests. MLX's arrays belong to threads: what is asked from other threads is done on one of its own.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections import Counter, OrderedDict
@@ -21,13 +25,14 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_backend.engine.images import ImageMarkup, PreparedImage, WrittenImage
+from mlx_backend.engine.images import PreparedImage, WrittenImage, bytes_of
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
 from mlx_backend.errors import EngineError, EngineRefused, first_line
 from mlx_backend.images import Picture
+from mlx_backend.models.files import read_json_or_empty
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from mlx_backend.engine.images import PromptImage
@@ -38,17 +43,31 @@ if TYPE_CHECKING:
 
 MAX_WRITTEN = 256
 """Number of pictures of which it is remembered how they are written: a large one takes some hundred kilobytes."""
+AXES = 3
+"""Of positions that are no numbers: time, row and column."""
 PROBE_SIDE = 64
 """Sides in pixels of the picture that the processor is tried with."""
-_STAND_IN = "\uffffimage\uffff"
-"""Stands for an image where the template writes none; no text has these characters."""
+_NO_PART = "\uffffimage\uffff"
+"""Stands for what templates write for an image where they write nothing; no text has these characters."""
+_OF_TOKENS = ("input_ids", "attention_mask")
+"""What processors make that is no input of a vision tower."""
 
 
 class VLMProcessor:
-    """Prepares pictures for one model. Safe to use from any thread, but for `inputs`, which is the engine's."""
+    """Prepares pictures for one model. Safe to use from any thread, but for `inputs`, which is the engine's.
+
+    `whole` is mlx-vlm's network. The inputs of pictures of which it `is_seen`, by their digests, what the network makes
+    of them are not held.
+    """
 
     def __init__(
-        self, folder: Path, network: Any, tokenizer: MLXTokenizer, *, trust_remote_code: bool
+        self,
+        folder: Path,
+        whole: Any,
+        tokenizer: MLXTokenizer,
+        *,
+        trust_remote_code: bool,
+        is_seen: Callable[[bytes], bool] = lambda _digest: True,
     ) -> None:
         from mlx_vlm.utils import load_image_processor, load_processor
 
@@ -57,15 +76,23 @@ class VLMProcessor:
             self._processor = load_processor(folder, False, trust_remote_code=trust_remote_code)
         if (own := load_image_processor(folder)) is not None:
             self._processor.image_processor = own
-        self._image_token_index = getattr(network.config, "image_token_index", None)
+        self._image_token_index = getattr(whole.config, "image_token_index", None)
+        self._rope_index = getattr(whole.language_model, "get_rope_index", None)
+        self._is_seen = is_seen
+        config = read_json_or_empty(folder / "config.json")
+        self._named_pads = [
+            config.get(name) for name in ("image_token_id", "image_token_index", "media_placeholder_token_id")
+        ]
         self._tokenizer = tokenizer
         special = tokenizer.special_tokens
         self._filler = next(iter(sorted(tokenizer.end_tokens & special.keys())), None) or min(special)
-        self._written: OrderedDict[bytes, tuple[WrittenImage, int]] = OrderedDict()
+        self._written: OrderedDict[bytes, tuple[WrittenImage, int]] = (
+            OrderedDict()
+        )  # and the bytes of its inputs
         self.waiting = PreparedImages()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="images")
         try:
-            self.pad_token, self.markup, self._part = self._probed(network.config.model_type)
+            self.pad_token, self.part, self._own_part = self._probed(config)
         except BaseException:
             self.close()
             raise
@@ -80,56 +107,64 @@ class VLMProcessor:
 
         Raises EngineRefused for one that it cannot take, EngineBusy while too many of others wait to be seen.
         """
-        digest = picture.digest
-        if (known := self._written.get(digest)) is None:
-            known = self._worker.submit(self._write, self._part, picture, self.pad_token).result()
-            self._written[digest] = known
+        digest, inputs = picture.digest, dict[str, Any]()
+        known = self._written.get(digest)
+        if known is None or not self._is_seen(digest):
+            found = self._worker.submit(self._write, self._own_part, picture, self.pad_token)
+            written, inputs = found.result()
+            known = self._written[digest] = written, bytes_of(inputs)
             while len(self._written) > MAX_WRITTEN:
                 self._written.popitem(last=False)
-        written, nbytes = known
-        image = PreparedImage(digest, 1, len(written.tokens), {}, None, picture, nbytes, written)
+        if self._is_seen(digest):
+            inputs = {}
+        image = PreparedImage(
+            digest, known[0], inputs, None if inputs else picture, 0 if inputs else known[1]
+        )
         self.waiting.add(image, of_request)
         return image
+
+    def inputs_of(self, image: PreparedImage) -> Inputs:
+        """Return the vision tower's inputs of an image, made again if it has none."""
+        if image.inputs:
+            return dict(image.inputs)
+        assert image.picture is not None
+        return self._worker.submit(self._write, self._own_part, image.picture, self.pad_token).result()[1]
 
     def inputs(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Inputs:
         """Return the network's inputs for a prompt's images. Raises EngineRefused if they do not fit the prompt."""
         fillers: list[int] = []
         at = lead = 0
         for each in images:
-            assert each.image.written is not None
             fillers.append(each.start - each.image.written.before - at)
             at = each.end + each.image.written.after
         fillers.append(len(prompt) - at)
         pictures = [each.image.picture for each in images if each.image.picture is not None]
         for _ in range(2):  # once more if the processor puts a token of its own first
-            made = self._run(self._text([fillers[0] - lead, *fillers[1:]], self._part), pictures)
+            made = self._run(self._text([fillers[0] - lead, *fillers[1:]], self._own_part), pictures)
             tokens = made["input_ids"]
             starts = [at for at, token in enumerate(tokens) if token == self.pad_token]
             lead += starts[0] - images[0].start if starts else 0
             if not starts or not lead or starts[0] == images[0].start:
                 break
-        if any(tokens[each.start : each.end] != each.image.tokens(self.pad_token) for each in images):
+        if any(tuple(tokens[each.start : each.end]) != each.image.written.tokens for each in images):
             raise EngineRefused(
                 "The model's processor writes these images together in another way than each alone. Send them one by "
                 "one, or with text between them.",
                 "images",
             )
-        return {name: value for name, value in made.items() if name not in ("input_ids", "attention_mask")}
+        return {name: value for name, value in made.items() if name not in _OF_TOKENS}
 
-    def _probed(self, model_type: str) -> tuple[int, ImageMarkup, str]:
-        """Return the pad token, how images are written, and what the processor reads as an image."""
+    def _probed(self, config: Mapping[str, Any]) -> tuple[int, str, str]:
+        """Return the pad token, what the template writes for an image, and what the processor reads as one."""
         picture = Picture(PROBE_SIDE, PROBE_SIDE, bytes(range(256)) * (3 * PROBE_SIDE * PROBE_SIDE // 256))
         errors: list[Exception] = []
-        for part, is_in_template in self._parts(model_type):
+        for part, is_in_template in self._parts(config):
             try:
                 written, _ = self._worker.submit(self._write, part, picture).result()
             except EngineRefused as error:
                 errors.append(error)
                 continue
-            markup = ImageMarkup(part=part, placeholder=part)
-            if not is_in_template:
-                markup = ImageMarkup(part=_STAND_IN, placeholder=_STAND_IN)
-            return written.tokens[0], markup, part
+            return written.tokens[0], part if is_in_template else _NO_PART, part
         raise EngineRefused(
             f"its processor reads no picture: {first_line(errors[0])}"
             if errors
@@ -137,15 +172,23 @@ class VLMProcessor:
             "images",
         )
 
-    def _parts(self, model_type: str) -> Iterator[tuple[str, bool]]:
+    def _parts(self, config: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
         """Yield what may stand for an image in a prompt, and whether the chat template writes it."""
         if (part := self._part_of_template()) is not None:
             yield part, True
-        if (part := _part_of_format(model_type)) is not None:
+        if (part := _part_of_format(str(config.get("model_type")))) is not None:
             yield part, False
         for owner in (self._processor, getattr(self._processor, "tokenizer", None)):
-            if isinstance(part := getattr(owner, "image_token", None), str):
-                yield part, False
+            if not isinstance(part := getattr(owner, "image_token", None), str):
+                continue
+            for name in ("vision", "image"):
+                before, after = (
+                    self._tokenizer.special_tokens.get(config.get(f"{name}_{end}_token_id", -1))
+                    for end in ("start", "end")
+                )
+                if before and after:
+                    yield f"{before}{part}{after}", False
+            yield part, False
 
     def _part_of_template(self) -> str | None:
         """Return what the chat template writes for each image of a message; None if it writes nothing."""
@@ -168,37 +211,56 @@ class VLMProcessor:
         filler = self._tokenizer.special_tokens[self._filler]
         return part.join(filler * max(0, count) for count in fillers)
 
-    def _write(self, part: str, picture: Picture, pad: int | None = None) -> tuple[WrittenImage, int]:
-        """Return how a picture is written, and the bytes of what the network takes. Raises EngineRefused."""
+    def _write(self, part: str, picture: Picture, pad: int | None = None) -> tuple[WrittenImage, Inputs]:
+        """Return how a picture is written, and the vision tower's inputs. Raises EngineRefused."""
         made = self._run(self._text((1, 1), part), [picture])
-        tokens = made.pop("input_ids")
-        nbytes = sum(
-            value.nbytes
-            for name, value in made.items()
-            if name != "attention_mask" and isinstance(value, mx.array)
-        )
-        if not nbytes:  # such as a tokenizer in place of a processor that could not be made
+        tokens = made["input_ids"]
+        inputs = {name: _to_numpy(value) for name, value in made.items() if name not in _OF_TOKENS}
+        if not bytes_of(inputs):  # such as a tokenizer in place of a processor that could not be made
             raise EngineRefused("The model's processor makes nothing of a picture.", "images")
         fillers = [at for at, token in enumerate(tokens) if token == self._filler]
         if len(fillers) < 2:
             raise EngineRefused("The model's processor does not keep the text around a picture.", "images")
         start, end = fillers[0] + 1, fillers[-1]
-        while tokens[start] == self._filler:  # it has put one first, or last
+        while start < end and tokens[start] == self._filler:  # it has put one first, or last
             start += 1
-        while tokens[end - 1] == self._filler:
+        while start < end and tokens[end - 1] == self._filler:
             end -= 1
         body = tokens[start:end]
         special = self._tokenizer.special_tokens
         if pad is None:
             counts = Counter(token for token in body if token in special)
-            pad = counts.most_common(1)[0][0] if counts else None
+            usual = counts.most_common(1)[0][0] if counts else None
+            pad = next((token for token in self._named_pads if token in counts), usual)
         if pad is None or pad not in body:
-            raise EngineRefused("The model's processor writes no token for a picture.", "images")
+            raise EngineRefused(
+                f"An image of {picture.width} x {picture.height} pixels has no token in the prompt as this model's "
+                "processor writes it. Send a larger one.",
+                "images",
+            )
         first, end = body.index(pad), len(body) - body[::-1].index(pad)
         text = self._tokenizer.decode(body)
         if self._tokenizer.encode(text, control_tokens=True) != body:
             raise EngineRefused("The text that stands for a picture cannot be read back.", "images")
-        return WrittenImage(text, first, tuple(body[first:end]), len(body) - end), nbytes
+        positions, shift = self._positions(body, first, end, made)
+        # A value for each token is one of the fillers, too.
+        inputs = {
+            name: value[:, start : start + len(body)] if np.shape(value) == (1, len(tokens)) else value
+            for name, value in inputs.items()
+        }
+        return WrittenImage(text, first, tuple(body[first:end]), len(body) - end, positions, shift), inputs
+
+    def _positions(self, body: Sequence[int], first: int, end: int, made: Inputs) -> tuple[Any, int]:
+        """Return the positions of an image's places, counted from the first, and by how much others move after it."""
+        if self._rope_index is None:
+            return None, 0
+        known = inspect.signature(self._rope_index).parameters
+        named = {name: value for name, value in made.items() if name in known and name not in _OF_TOKENS}
+        found, delta = self._rope_index(mx.array([list(body)]), **named)
+        positions = np.array(found).reshape(-1, len(body))
+        if len(positions) != AXES:
+            return None, 0
+        return (positions[:, first:end] - first).astype(np.int32), int(np.array(delta).reshape(-1)[0])
 
     def _run(self, text: str, pictures: Sequence[Picture]) -> Inputs:
         """Run the processor; its tokens are a list. Raises EngineRefused for what it does not take."""
@@ -218,6 +280,22 @@ class VLMProcessor:
             raise EngineRefused(
                 f"The image cannot be prepared for this model: {first_line(error)}.", "images"
             ) from error
+
+
+def _to_numpy(value: Any) -> Any:
+    """Return what a thread has computed with MLX for another thread."""
+    if isinstance(value, list | tuple):
+        return [_to_numpy(each) for each in value]
+    if isinstance(value, mx.array):
+        return np.array(value.astype(mx.float32) if value.dtype == mx.bfloat16 else value)
+    return value
+
+
+def to_mlx(value: Any) -> Any:
+    """Return what `PreparedImage.inputs` has, as a network takes it."""
+    if isinstance(value, list):
+        return [to_mlx(each) for each in value]
+    return mx.array(value) if isinstance(value, np.ndarray) else value
 
 
 @contextmanager

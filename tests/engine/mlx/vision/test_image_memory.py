@@ -9,21 +9,22 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from drafting import generate, loaded_batch
+from prepared_images import prepared
 from seeing import TEXT, Seeing, noise
 from vision_models import SeeingModel, needs_mlx_vlm
 
 from mlx_backend.device.memory import MemoryBudget
-from mlx_backend.engine.images import PreparedImage
 from mlx_backend.engine.kv_cache_budget import ImageBytes, KVCacheBudget
 from mlx_backend.engine.mlx.vision.image_memory import FeatureCache, PreparedImages, TowerCost
 from mlx_backend.errors import EngineBusy, EngineRefused
 
 if TYPE_CHECKING:
+    from mlx_backend.engine.images import PreparedImage
     from mlx_backend.engine.mlx.batch import MLXBatch
 
 
 def image(nbytes: int) -> PreparedImage:
-    return PreparedImage(b"a", 1, 1, {"pixel_values": np.zeros(nbytes, np.uint8)})
+    return prepared(inputs={"pixel_values": np.zeros(nbytes, np.uint8)})
 
 
 def counting(room: int) -> PreparedImages:

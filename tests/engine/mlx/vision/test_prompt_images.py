@@ -5,27 +5,36 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from prepared_images import with_grid
 from vision_models import needs_mlx_vlm
 
-from mlx_backend.engine.images import PreparedImage, PromptImage
-from mlx_backend.engine.mlx.vision.families import FAMILIES, family_of, frequency_axes
+from mlx_backend.engine.images import PromptImage
+from mlx_backend.engine.mlx.vision.families import frequency_axes
 from mlx_backend.engine.mlx.vision.image_memory import FeatureCache
 from mlx_backend.engine.mlx.vision.prompt_images import PromptImages
+from mlx_backend.engine.mlx.vision.tower import ImageTraits
+
+if TYPE_CHECKING:
+    from mlx_backend.engine.images import PreparedImage
 
 PAD, VISION_START = 5, 3
 
 
+GRID = ImageTraits(axes=mx.array([0, 1, 2]))
+BOTH_WAYS = ImageTraits(attends_both_ways=True)
+
+
 def image(rows: int, columns: int, name: bytes = b"a") -> PreparedImage:
-    return PreparedImage(name, rows, columns, {})
+    return with_grid(rows, columns, digest=name)
 
 
-def prompt_images(images: list[PromptImage], family: str = "qwen2_5_vl") -> PromptImages:
-    vision: Any = SimpleNamespace(family=FAMILIES[family], features=FeatureCache())
+def prompt_images(images: list[PromptImage], traits: ImageTraits = GRID) -> PromptImages:
+    vision: Any = SimpleNamespace(traits=traits, features=FeatureCache())
     return PromptImages(images, vision)
 
 
@@ -53,7 +62,8 @@ def test_positions_are_those_of_mlx_vlm_from_any_token_to_any_other(seed: int) -
         video_token_id=6,
         vision_start_token_id=VISION_START,
     )
-    grids = mx.array([[1, each.image.rows, each.image.columns] for each in images])
+    ends = [each.image.written.positions[1:, -1] + 1 for each in images]
+    grids = mx.array([[1, rows, columns] for rows, columns in np.array(ends).tolist()])
     expected, delta = LanguageModel.get_rope_index(SimpleNamespace(config=config), mx.array([tokens]), grids)
     ours = prompt_images(images)
     whole = np.array(expected[:, 0])
@@ -64,13 +74,13 @@ def test_positions_are_those_of_mlx_vlm_from_any_token_to_any_other(seed: int) -
 
 
 def test_a_family_without_a_grid_counts_on_by_one() -> None:
-    ours = prompt_images([PromptImage(2, image(4, 4))], "gemma3")
+    ours = prompt_images([PromptImage(2, image(4, 4))], BOTH_WAYS)
     assert ours.shift == 0
 
 
-@pytest.mark.parametrize(("family", "is_whole"), [("gemma3", True), ("qwen2_5_vl", False)])
-def test_a_chunk_ends_behind_an_image_that_may_not_be_cut(family: str, is_whole: bool) -> None:
-    ours = prompt_images([PromptImage(2, image(2, 2)), PromptImage(6, image(1, 3))], family)
+@pytest.mark.parametrize(("traits", "is_whole"), [(BOTH_WAYS, True), (GRID, False)])
+def test_a_chunk_ends_behind_an_image_that_may_not_be_cut(traits: ImageTraits, is_whole: bool) -> None:
+    ours = prompt_images([PromptImage(2, image(2, 2)), PromptImage(6, image(1, 3))], traits)
     expected = [0, 1, 2, 6, 6, 6, 6, 9, 9, 9, 10]
     assert [ours.whole_end(position) for position in range(11)] == (expected if is_whole else [*range(11)])
 
@@ -100,17 +110,9 @@ def test_keys_of_different_images_differ_in_every_place() -> None:
     assert len(set(keys[0])) == 16
 
 
-def test_a_model_sees_by_its_configuration() -> None:
-    seeing = {"model_type": "gemma3", "vision_config": {}, "image_token_index": 5}
-    assert family_of(seeing) is FAMILIES["gemma3"]
-    for missing in seeing:
-        assert family_of({key: value for key, value in seeing.items() if key != missing}) is None
-    assert family_of({**seeing, "model_type": "llama"}) is None
-    assert family_of({**seeing, "vision_config": None}) is None
-
-
 def test_each_element_of_a_head_is_rotated_by_one_axis() -> None:
     config = {"rope_scaling": {"mrope_section": [1, 2, 1]}}
     assert frequency_axes(config, 8) == [0, 1, 1, 2, 0, 1, 1, 2]
-    with pytest.raises(ValueError, match="does not fit heads of 10"):
-        frequency_axes(config, 10)
+    assert frequency_axes(config, 8, in_pairs=True) == [0, 0, 1, 1, 1, 1, 2, 2]
+    with pytest.raises(ValueError, match="does not fit heads of 6"):
+        frequency_axes(config, 6)

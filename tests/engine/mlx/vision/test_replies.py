@@ -183,7 +183,7 @@ def test_without_the_extra_the_same_model_answers_the_same_text(
 ) -> None:
     text = seeing.request((2, *range(30, 50)))
     expected = seeing.reply(text)
-    monkeypatch.setattr("mlx_backend.engine.mlx.vision.tower.is_installed", lambda: False)
+    monkeypatch.setattr("mlx_backend.engine.mlx.vision.families.is_installed", lambda: False)
     engine = load_engine(seeing.model.folder)
     try:
         assert engine.image_processor is None

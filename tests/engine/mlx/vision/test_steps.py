@@ -13,7 +13,7 @@ from vision_models import SeeingModel, needs_mlx_vlm
 from mlx_backend.engine.base import Progress, Sampling, TokenDelta
 from mlx_backend.engine.images import PromptImage
 from mlx_backend.engine.mlx import batch_caches
-from mlx_backend.engine.mlx.vision.tower import Vision
+from mlx_backend.engine.mlx.vision.vlm_processor import VLMProcessor
 from mlx_backend.errors import EngineRefused
 
 if TYPE_CHECKING:
@@ -190,13 +190,13 @@ def test_a_picture_that_was_seen_is_prepared_again_only_if_what_was_made_of_it_i
     vision = batch.runtime.vision
     assert vision is not None
     prepared: list[Picture] = []
-    make = Vision._inputs
+    write = VLMProcessor._write
 
-    def noting(self: Vision, picture: Picture) -> dict[str, Any]:
+    def noting(self: VLMProcessor, part: str, picture: Picture, *given: Any) -> Any:
         prepared.append(picture)
-        return make(self, picture)
+        return write(self, part, picture, *given)
 
-    monkeypatch.setattr(Vision, "_inputs", noting)
+    monkeypatch.setattr(VLMProcessor, "_write", noting)
     picture = noise(83)
     prompt = seeing.request((2,), picture, TEXT)
     [place] = prompt.images

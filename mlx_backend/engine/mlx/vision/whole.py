@@ -1,0 +1,226 @@
+"""mlx-vlm's network of a model, and mlx-lm's network of the part of it that reads and writes text.
+
+mlx-vlm's families have a tower that sees and a language network, most of which mlx-lm has too. Some are families of
+mlx-lm's own; of the others mlx-lm's network of the text's `model_type` is given the weights by mlx-vlm's names, which
+are the same ones. What does not fit is a family that only mlx-vlm runs. Either way the two share their weights.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+
+from mlx_backend.engine.mlx.vision.families import has_text_of_mlx_lm, may_run_on_mlx_vlm
+from mlx_backend.errors import EngineError
+from mlx_backend.layers.architecture import WeightGlob, load_network, network_classes, readable
+from mlx_backend.models.files import of_text, read_json_or_empty
+from mlx_backend.models.tasks import sees, text_family
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+_NESTING = re.compile(r"^(?:(?:language_)?model\.)+")
+"""What the names of a network's weights may begin with."""
+_EMBEDDING, _HEAD = "embed_tokens.", "lm_head."
+MAX_APART = 0.1
+"""Share of the weights that mlx-vlm's network may have in another form, which it then has for itself."""
+
+
+class WholeError(EngineError):
+    """mlx-lm's network is another one than mlx-vlm's."""
+
+
+def read_whole(folder: Path, *, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
+    """Return mlx-vlm's network of a folder, with weights that are not read yet, and its configuration."""
+    import mlx_vlm.utils
+
+    mlx_vlm.utils.glob = WeightGlob
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = mlx_vlm.utils.load_model(folder, lazy=True, trust_remote_code=trust_remote_code)
+    return whole, mlx_vlm.utils.load_config(folder)
+
+
+def read_network(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, dict[str, Any]]:
+    """Return mlx-lm's network of a folder, or of the text part of a model of mlx-vlm's, and its configuration.
+
+    Some families of mlx-lm's do not load what mlx-vlm has converted.
+    """
+    config = read_json_or_empty(folder / "config.json")
+    try:
+        if not has_text_of_mlx_lm(config):
+            return load_network(folder, trust_remote_code=trust_remote_code)
+    except Exception:
+        if not (sees(config) and may_run_on_mlx_vlm(config) and text_family(config) is not None):
+            raise
+        with suppress(Exception):  # what mlx-lm says of its own family tells more
+            return _read_text_network(folder, trust_remote_code=trust_remote_code)
+        raise
+    return _read_text_network(folder, trust_remote_code=trust_remote_code)
+
+
+def _read_text_network(folder: Path, *, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
+    """Return mlx-lm's network of the text part of a model that mlx-vlm reads, and the model's configuration.
+
+    Raises WholeError if its weights do not fit.
+    """
+    whole, config = read_whole(folder, trust_remote_code=trust_remote_code)
+    family, theirs = text_family(config), whole.language_model
+    settings = {**of_text(config), **asdict(whole.config.text_config), "model_type": family}
+    settings.setdefault("head_dim", settings["hidden_size"] // settings["num_attention_heads"])
+    network_class, arguments_class = network_classes(folder, settings, trust_remote_code=False)
+    settings = readable(settings, network_class)
+    network = network_class(arguments_class.from_dict({**settings, "text_config": settings}))
+    quantised = {_bare(name): module for name, module in theirs.named_modules() if hasattr(module, "bits")}
+
+    def quantisation(name: str, _module: Any) -> Any:
+        found = quantised.get(_bare(name))
+        if found is None:
+            return False
+        return {"group_size": found.group_size, "bits": found.bits, "mode": getattr(found, "mode", "affine")}
+
+    nn.quantize(network, class_predicate=quantisation)
+    weights = dict(tree_flatten(theirs.parameters()))
+    try:
+        _give_weights(weights, network)
+    except WholeError:  # mlx-vlm keeps them as they are published
+        _give_weights(network.sanitize(weights), network)
+    network.eval()
+    return network, config
+
+
+def share_weights(whole: Any, network: Any) -> None:
+    """Give mlx-vlm's language network the weights of mlx-lm's. Raises WholeError if they are not the same ones."""
+    own = _by_bare_name(dict(tree_flatten(network.parameters())))
+    weights = dict(tree_flatten(whole.language_model.parameters()))
+    shared = {name: own[_bare(name)] for name in weights if _bare(name) in own}
+    apart = sum(value.nbytes for name, value in weights.items() if name not in shared)
+    if apart > MAX_APART * sum(value.nbytes for value in weights.values()):
+        raise WholeError("mlx-lm's network has other weights than mlx-vlm's")
+    if any(shared[name].shape != weights[name].shape for name in shared):
+        raise WholeError("mlx-lm's network has weights of other shapes than mlx-vlm's")
+    whole.language_model.load_weights(list(shared.items()), strict=False)
+
+
+def _give_weights(weights: Mapping[str, mx.array], network: Any) -> None:
+    """Give a network all of these weights. Raises WholeError if they are others than it has."""
+    own, given = _by_bare_name(weights), list[tuple[str, mx.array]]()
+    for name, value in tree_flatten(network.parameters()):
+        found = own.pop(_bare(name), None)
+        if found is None or found.shape != value.shape:
+            raise WholeError(f"mlx-lm's network has {name}, and mlx-vlm's has not")
+        given.append((name, found))
+    if rest := [name for name in own if not name.startswith(_HEAD)]:
+        raise WholeError(f"mlx-vlm's network has {rest[0]}, and mlx-lm's has not")
+    network.load_weights(given)
+
+
+def _by_bare_name(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Return weights by their names without what they are nested in; those of tied embeddings also as the head's."""
+    found = {_bare(name): value for name, value in weights.items()}
+    tied = {
+        _HEAD + name.removeprefix(_EMBEDDING): found[name] for name in found if name.startswith(_EMBEDDING)
+    }
+    return tied | found
+
+
+def _bare(name: str) -> str:
+    return _NESTING.sub("", name)
+
+
+class VLMRun:
+    """A prompt that is run through mlx-vlm's network, as mlx-vlm's own generation does it."""
+
+    def __init__(self, network: Any, prompt: Sequence[int], inputs: Mapping[str, Any]) -> None:
+        from mlx_vlm.models.cache import make_prompt_cache
+
+        self._language = network.language_model
+        for name in ("_position_ids", "_rope_deltas"):  # of the request before
+            if hasattr(self._language, name):
+                setattr(self._language, name, None)
+        self._tokens = mx.array([list(prompt)])
+        given = {name: value for name, value in inputs.items() if name != "pixel_values"}
+        found = network.get_input_embeddings(
+            self._tokens, inputs.get("pixel_values"), mask=mx.ones_like(self._tokens), **given
+        )
+        self.embeddings: mx.array | None = found.inputs_embeds
+        more = {name: value for name, value in found.to_dict().items() if value is not None}
+        del more["inputs_embeds"]
+        self.given: dict[str, Any] = {**given, **more}
+        self.caches = make_prompt_cache(self._language)
+        self.may_be_cut = all(map(self._is_cut_by, (network, self._language)))
+        mx.eval(self.embeddings)
+
+    def _is_cut_by(self, part: Any) -> bool:
+        """Whether a part of the network takes a prompt in chunks."""
+        if (policy := getattr(part, "chunked_prefill_policy", None)) is None:
+            return not getattr(part, "no_chunked_prefill", False)
+        allowed = policy(
+            input_ids=self._tokens,
+            inputs_embeds=self.embeddings,
+            prompt_cache=self.caches,
+            draft_model=None,
+            draft_kind=None,
+            prefill_kwargs=self.given,
+        )
+        return bool(getattr(allowed, "enabled", allowed))
+
+    @property
+    def length(self) -> int:
+        """How many embeddings of the prompt have not been run."""
+        return 0 if self.embeddings is None else self.embeddings.shape[1]
+
+    def prefill(self, count: int) -> None:
+        """Run so many of them, but not the last."""
+        assert self.embeddings is not None
+        count = min(count, self.length - 1)
+        self._language(
+            inputs=self._tokens[:, :count],
+            inputs_embeds=self.embeddings[:, :count],
+            cache=self.caches,
+            n_to_process=count,
+            **self.given,
+            logits_to_keep=1,
+        )
+        mx.eval([layer.state for layer in self.caches])
+        mx.clear_cache()
+        self._tokens, self.embeddings = self._tokens[:, count:], self.embeddings[:, count:]
+
+    def all_logits(self) -> mx.array:
+        """Run a prompt at once; return the logits of all its tokens ([tokens, vocabulary])."""
+        found = self._language(self._tokens, inputs_embeds=self.embeddings, cache=self.caches, **self.given)
+        self.embeddings = None
+        logits: mx.array = found.logits[0]
+        return logits
+
+    def logits(self, token: mx.array | None = None) -> mx.array:
+        """Run what is left of the prompt, or a token ([1]) after it; return the logits ([1, vocabulary])."""
+        if token is None:
+            found = self._language(
+                self._tokens,
+                inputs_embeds=self.embeddings,
+                cache=self.caches,
+                **self.given,
+                logits_to_keep=1,
+            )
+            self.embeddings = None
+        else:
+            found = self._language(
+                token[None], inputs_embeds=None, cache=self.caches, **self.given, logits_to_keep=1
+            )
+        self.given = {}
+        for name in ("cross_attention_states", "encoder_outputs"):
+            if (states := getattr(found, name)) is not None:
+                self.given = {name: states}
+                break
+        logits: mx.array = found.logits[:, -1, :]
+        return logits
