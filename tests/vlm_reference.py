@@ -59,7 +59,7 @@ def compare(folder: Path, family: str) -> tuple[bool, bool]:
 def processor_of(engine: Engine) -> VLMProcessor:
     """What prepares pictures for an engine's model, in the batch or not."""
     processor: Any = engine.image_processor
-    return getattr(processor, "_processor") if isinstance(processor, Vision) else processor  # noqa: B009
+    return processor.processor if isinstance(processor, Vision) else processor
 
 
 def _or_none[T](call: Callable[..., T], *given: Any) -> T | None:

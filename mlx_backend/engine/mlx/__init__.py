@@ -97,6 +97,7 @@ def _start_one_process(
     from mlx_backend.engine.mlx.vision.families import may_run_on_mlx_vlm, only_mlx_vlm_has
     from mlx_backend.models.download import find_folder
     from mlx_backend.models.files import read_json_or_empty
+    from mlx_backend.models.tasks import sees
 
     try:
         config = read_json_or_empty(
@@ -109,7 +110,8 @@ def _start_one_process(
     try:
         return start(batch)
     except EngineError as error:
-        if not may_run_on_mlx_vlm(config):
+        is_mlx_lms = error.__cause__ is not None  # and not memory, or an option
+        if not (is_mlx_lms and sees(config) and may_run_on_mlx_vlm(config)):
             raise
         try:
             engine = start(whole)
