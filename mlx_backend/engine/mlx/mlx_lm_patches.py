@@ -200,6 +200,7 @@ class PackedLayer:
         self._blocks = blocks or [None] * len(caches)
         self._shifts = shifts or [None] * len(caches)
         self._single_queries = single_queries
+        self.innermost: type[Any] | None = None  # the kind of module that ran last, which may be in others
         self._num_cores = 0  # that have run
 
     def __getitem__(self, index: int) -> Any:
@@ -457,13 +458,14 @@ class Packing:
 
     def __init__(self) -> None:
         self.by_segment: set[type[Any]] = set()
-        self.with_states: set[type[Any]] = set()
+        self.with_states: set[type[Any] | None] = set()
 
     def settle(self, network: Any) -> None:
         """Once a network has run packed, have modules run as before that need not know of it: most attention."""
+        needed = {*self.by_segment, *self.with_states}
         for module in network.modules():
             kind = type(module).__base__
-            if vars(module).get("packing") is self and kind not in self.by_segment | self.with_states:
+            if vars(module).get("packing") is self and kind not in needed:
                 module.__class__ = kind
                 del vars(module)["packing"]
 
@@ -496,22 +498,23 @@ def patch_for_packing(network: Any) -> Packing:
 @functools.cache
 def _taking_packed(kind: Any) -> type[Any]:
     def call(self: Any, *given: Any, **named: Any) -> Any:
-        packed = next((each for each in (*named.values(), *given) if isinstance(each, PackedLayer)), None)
-        if packed is None:
+        if PackedLayer not in map(type, given) and PackedLayer not in map(type, named.values()):
             return kind.__call__(self, *given, **named)
+        packed = next(each for each in (*given, *named.values()) if type(each) is PackedLayer)
         packing: Packing = vars(self)["packing"]
         run, by_segment = functools.partial(kind.__call__, self), packing.by_segment
         if kind in by_segment:
             return packed.run_by_segment(run, given, named)
-        if packed.num_states:
-            packing.with_states.add(kind)
-        number = len(by_segment)
+        packed.innermost, number = kind, len(by_segment)
         try:
-            return packed.run_at_once(run, given, named)
+            output = packed.run_at_once(run, given, named)
         except Exception:
             if len(by_segment) == number:  # it was nothing in it
                 by_segment.add(kind)
             raise
+        if packed.num_states:
+            packing.with_states.add(packed.innermost)
+        return output
 
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 

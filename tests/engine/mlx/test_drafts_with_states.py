@@ -1,7 +1,4 @@
-"""Drafts for networks with recurrent states: what is wrong is taken back, and what was right runs again (rewinding.py).
-
-Such networks are never run packed, so a reply gets drafts while it is alone.
-"""
+"""Drafts for networks with recurrent states: what is wrong is taken back, what was right runs again (rewinding.py)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +17,7 @@ from mlx_backend.engine.mlx import batch_trial, decode, rewinding
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError
+from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES
 from mlx_backend.engine.mlx.drafting import MAX_REPLAY
 from mlx_backend.engine.mlx.loading import load_model
 from mlx_backend.engine.mlx.speculative import ModelDrafter
@@ -70,7 +68,7 @@ def half_right(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 
 
 @pytest.mark.parametrize("architecture", WITH_STATES)
-def test_a_reply_is_the_one_without_drafts(tmp_path: Path, architecture: str) -> None:
+def test_replies_alone_and_together_are_those_without_drafts(tmp_path: Path, architecture: str) -> None:
     folder, other = (write(tmp_path / str(seed), architecture, seed=seed) for seed in (3, 4))
     asked = requests(3)
     with loaded_batch(folder) as plain:
@@ -78,10 +76,24 @@ def test_a_reply_is_the_one_without_drafts(tmp_path: Path, architecture: str) ->
     found = []
     for drafts in ({"draft_from_text": True}, {"draft_model": str(folder)}, {"draft_model": str(other)}):
         with loaded_batch(folder, draft_tokens=3, **drafts) as drafting:
-            found += alone(drafting, asked)
-    assert tokens(found) == expected * 3
+            found += alone(drafting, asked) + generate(drafting, asked, arrivals={1: 3, 2: 5})
+    assert tokens(found) == expected * 6
     proposed, accepted = drafted(found)
     assert proposed > accepted > 0, "some are wrong"
+
+
+def test_wrong_drafts_are_taken_back_from_each_of_several_replies(model: Path, half_right: Path) -> None:
+    asked = requests(MAX_REPLIES)
+    with loaded_batch(model) as plain:
+        expected = tokens(alone(plain, asked))
+    with loaded_batch(model, draft_model=str(half_right), draft_tokens=3) as drafting:
+        found = generate(drafting, asked)
+        late = generate(drafting, [*asked, *asked], arrivals={at: 2 * at for at in range(2 * MAX_REPLIES)})
+    assert tokens(found) == expected
+    assert tokens(late) == expected * 2
+    for reply in found:
+        proposed, accepted = drafted([reply])
+        assert 0 < accepted < proposed
 
 
 class Recording(WrappedNetwork):
