@@ -6,7 +6,7 @@ import argparse
 import base64
 import mimetypes
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,9 +71,11 @@ class ChatSession:
         try:
             yield
         except CommandError as error:
-            found = _PART.search(error.param)
-            part = body["messages"][int(found[1])]["content"][int(found[2])] if found else {}
-            file = self.files.get(part.get("image_url", {}).get("url", ""))
+            file = None
+            if found := _PART.search(error.param):
+                with suppress(LookupError, TypeError):  # blames something that is no picture
+                    part = body["messages"][int(found[1])]["content"][int(found[2])]
+                    file = self.files[part["image_url"]["url"]]
             raise (CommandError(f"{file}: {error}") if file else error) from None
 
     def send(self, message: dict[str, Any]) -> bool:
