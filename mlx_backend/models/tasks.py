@@ -72,6 +72,8 @@ _TASKS: Final = (
 )
 
 
+_DRAFTER: Final = re.compile(r"(?:_mtp|_assistant|dflash2?|dspark|eagle3)$")
+"""Ends of the families that mlx-vlm drafts with."""
 _NO_CHAT: Final = re.compile(
     r"embed|(^|_)col(idefics|qwen|bert)|encoder|gliner|detr|^sam3|^clef|^d1|decider|privacy|diffusion|llada|florence|parse$"
     r"|perception|indic_ocr"
@@ -131,9 +133,12 @@ def sees(config: Mapping[str, Any]) -> bool:
     return folder is not None and (folder / "vision.py").is_file()
 
 
-def is_mtp_head(config: Mapping[str, Any]) -> bool:
-    """Whether a folder holds no model but the MTP head of one, as mlx-vlm's `convert --mtp` writes it."""
-    return _family(config).endswith("_mtp")
+def is_drafter(config: Mapping[str, Any]) -> bool:
+    """Whether a folder holds no model but what drafts for one with that's hidden vectors, such as its MTP head.
+
+    By the families that mlx-vlm has: an MTP head is what its `convert --mtp` writes.
+    """
+    return _DRAFTER.search(_family(config)) is not None
 
 
 def _family(config: Mapping[str, Any]) -> str:
@@ -162,9 +167,9 @@ def why_not_served(name: str, config: Mapping[str, Any], names: Collection[str])
     if "model_index.json" in names or "_diffusers_version" in config:
         return _sentence(name, "diffusers", _TASKS[1])
     family = _family(config)
-    if is_mtp_head(config):
+    if is_drafter(config):
         return (
-            f"The model {name!r} cannot be served: it is another model's MTP head ({family}), for which it drafts. "
+            f"The model {name!r} cannot be served: it is a part of another model ({family}), for which it drafts. "
             "Serve that one, with this as its --draft-model."
         )
     if family in ENCODERS or is_of_mlx_lm(config) or is_of_mlx_vlm(config):

@@ -25,7 +25,7 @@ from mlx_backend.models import templates
 from mlx_backend.models.download import find_folder
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.folders import check_adapter, explain_load_errors, read_config, read_model
-from mlx_backend.models.tasks import is_mtp_head
+from mlx_backend.models.tasks import is_drafter
 from mlx_backend.models.templates import TemplateOverrun
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _find_head(network: Any, folder: Path, options: EngineOptions) -> FoundHead:
             return FoundHead(reason="The model's MTP head is not used with --max-kv-size.")
         return found
     named, _ = find_folder(options.draft_model, allow_download=options.allow_download)
-    if not is_mtp_head(model_files.read_json_or_empty(named / "config.json")):
+    if not is_drafter(model_files.read_json_or_empty(named / "config.json")):
         return FoundHead()
     return FoundHead(head_in(named, network))
 

@@ -157,13 +157,13 @@ def head_in(folder: Path, network: Any) -> Head:
     kind = read_json_or_empty(folder / "config.json").get("model_type")
     try:
         if kind not in _DRAFTERS:
-            raise ValueError(f"heads of the kind {kind!r} are not read here")
+            raise ValueError(f"what is called {kind!r} is not read here, only {', '.join(_DRAFTERS)} are")
         weights, is_mlx, _ = _weights(folder, re.compile(r"(?:mtp\.|model\.)?(.+)"))
         return _make(network, weights, is_mlx=is_mlx)
     except _UNFIT as error:
         raise EngineError(
-            f"The MTP head in {folder} cannot draft for this model: {_in_a_line(error)}. Name the head that was made "
-            "from the same model, or leave --draft-model out."
+            f"What {folder} holds cannot draft for this model: {_in_a_line(error)}. Name an MTP head that was made "
+            "from the same model, a whole model, or leave --draft-model out."
         ) from error
 
 

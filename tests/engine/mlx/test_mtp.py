@@ -255,7 +255,7 @@ def test_a_head_in_a_folder_of_its_own_drafts_as_if_it_were_the_models(tmp_path:
     weights = weights_of(learnt_head(folder, [asked[0].prompt], tokens=REPLY))
     mx.save_safetensors(str(head / "model.safetensors"), weights, {"format": "mlx"})
     (head / "config.json").write_text(json.dumps({"model_type": "qwen3_5_mtp"}))
-    with pytest.raises(EngineError, match=r"another model's MTP head .*--draft-model"):
+    with pytest.raises(EngineError, match=r"a part of another model .*--draft-model"):
         load_model(head)
     with loaded_batch(folder) as plain:
         expected = tokens(alone(plain, asked))
@@ -264,8 +264,18 @@ def test_a_head_in_a_folder_of_its_own_drafts_as_if_it_were_the_models(tmp_path:
     assert tokens(found) == expected
     assert drafted(found)[1] > 0
     other = write(tmp_path / "other", "qwen3_5", sizes={"hidden_size": 96})
-    with pytest.raises(EngineError, match=r"cannot draft for this model: .*Name the head"):
+    with pytest.raises(EngineError, match=r"cannot draft for this model: .*Name an MTP head"):
         MLXBatch(other, EngineOptions(draft_model=str(head)), device=Device(8 << 30)).load(lambda _: None)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "gemma4_assistant", "qwen3_dflash", "glm5_next_mtp"])
+def test_what_drafts_otherwise_is_refused_by_its_name(tmp_path: Path, kind: str) -> None:
+    folder = write(tmp_path / "model", "qwen3_next")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(
+        EngineError, match=rf"cannot draft for this model: what is called '{kind}' is not read here"
+    ):
+        load_model(folder, EngineOptions(draft_model=str(tmp_path)))
 
 
 def test_what_a_heads_caches_hold_after_drafts_is_what_the_text_makes(model: Path) -> None:
