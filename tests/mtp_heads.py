@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from inspect import signature
 from itertools import repeat
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -207,13 +208,20 @@ def mimo(weights: Weights) -> Weights:
     return {name.removeprefix("layers.0."): value for name, value in _renamed(turned, names).items()}
 
 
-def add_head(model: Path, weights: Weights, *, form: str = "mlx", prefix: str = "mtp.") -> Path:
-    """Put a head's weights into a second file of a model, whose index names both."""
+def add_head(
+    model: Path,
+    weights: Weights,
+    *,
+    form: str = "mlx",
+    prefix: str = "mtp.",
+    settings: Mapping[str, object] = MappingProxyType({}),
+) -> Path:
+    """Put a head's weights into a second file of a model, whose index names both; `settings` into its configuration."""
     named = {prefix + name: value for name, value in weights.items()}
     number = "num_nextn_predict_layers" if "layers." in prefix else "mtp_num_hidden_layers"
     mx.save_safetensors(str(model / "model-head.safetensors"), named, {"format": form})
     config = json.loads((model / "config.json").read_text())
-    config.get("text_config", config)[number] = 1
+    config.get("text_config", config).update({number: 1, **settings})
     (model / "config.json").write_text(json.dumps(config))
     names: Mapping[str, Any] = mx.load(str(model / "model.safetensors"))  # type: ignore[assignment]  # of this format
     index = dict.fromkeys(names, "model.safetensors") | dict.fromkeys(named, "model-head.safetensors")

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from mlx_backend.constraints import Spec
 
 REPLY = 18  # tokens
+NEMOTRONS = {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"}
+"""What Nemotron-H's configuration says of its head."""
 DRAFTS = 3  # at once
 
 
@@ -132,6 +134,29 @@ def test_a_heads_logits_and_drafts_are_those_of_mlx_vlms_own(tmp_path: Path, arc
     theirs._forward_tokens(text[:, 1:], hidden[:, :-1], mx.int32)
     for own, other in zip(pairs_of(pairs), pairs_of(keys), strict=True):
         assert mx.allclose(own[..., 1:, :], other, atol=1e-4).item()
+
+
+def test_nemotrons_head_drafts_as_mlx_vlms_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafters = pytest.importorskip("mlx_vlm.speculative.drafters.nemotron_h_mtp")
+    splitters = pytest.importorskip("mlx_vlm.speculative.drafters.mtp_split")
+    folder = write(tmp_path / "model", "nemotron_h")
+    weights = {name: value * 1.5 for name, value in weights_of(random_head(folder)).items()}
+    add_head(folder, nemotron(weights), form="pt", settings=NEMOTRONS)
+    network = load_model(folder).network
+    theirs = splitters.detect_mtp_splitter(folder).load(folder)
+    monkeypatch.setattr(
+        drafters.NemotronHMTPDraftModel, "bind", lambda self, _: self
+    )  # takes mlx-vlm's alone
+    theirs._input_embed, theirs._lm_head_fn = network.backbone.embeddings, network.lm_head
+    text, caches = mx.array([[5, 9, 200, 31, 7, 64]]), network.make_cache()
+    token = mx.argmax(network(text, cache=caches)[:, -1], axis=-1)
+    hidden = network.backbone(text, network.make_cache()[:-2])
+    theirs.reset(network)
+    theirs.prefill_from_target_hidden(text, hidden, token, None, greedy=True)
+    at = first_position(network.args.vocab_size)
+    task = DraftTask(HeadDrafter(network), [*as_ints(text[0]), *as_ints(token)], 4, at, caches)
+    [drafts] = propose([task])
+    assert drafts == as_ints(theirs.draft_block(token, hidden, None, 5, None, greedy=True)[0])
 
 
 CHECKPOINTS: dict[str, tuple[str, int | None, Any, str, str]] = {
@@ -226,11 +251,8 @@ def test_a_head_is_read_from_the_folder_that_mlx_vlm_writes(
         apart(named) if architecture == "qwen3_next" else named,
         form="pt",
         prefix=prefix.format(len(load_network(folder)[0].layers)),
+        settings=NEMOTRONS,
     )
-    if architecture == "nemotron_h":
-        config = json.loads((folder / "config.json").read_text())
-        config |= {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"}
-        (folder / "config.json").write_text(json.dumps(config))
     splitter = splitters.detect_mtp_splitter(folder)
     splitter.split(str(folder), str(tmp_path / "head"), q_bits=bits, q_group_size=32)
     (folder / "model-head.safetensors").unlink()
