@@ -164,7 +164,14 @@ class TokenPositions:
 
 
 class BySegment(list[Any]):
-    """What each segment of a packed run has of its own, such as a mask. Networks only pass it on."""
+    """What each segment of a packed run has of its own, such as a mask. Networks only pass it on.
+
+    `packed` are the caches of a layer in that run.
+    """
+
+    def __init__(self, packed: PackedLayer, values: Iterable[Any]) -> None:
+        super().__init__(values)
+        self.packed = packed
 
 
 class PackedLayer:
@@ -233,8 +240,11 @@ class PackedLayer:
         if self.num_states:
             return None
         return BySegment(
-            _mask(cache, length, blocks, **named)
-            for cache, (_, length), blocks in zip(self._caches, self.shapes, self._blocks, strict=True)
+            self,
+            (
+                _mask(cache, length, blocks, **named)
+                for cache, (_, length), blocks in zip(self._caches, self.shapes, self._blocks, strict=True)
+            ),
         )
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[list[mx.array], list[mx.array]]:
@@ -327,6 +337,8 @@ class PackedLayer:
             return [value._view(at) for at in range(len(self.shapes))]
         if isinstance(value, BySegment):
             return value
+        if isinstance(value, tuple):  # such as keys and values that layers share
+            return list(zip(*map(self._parts, value), strict=True))
         if isinstance(value, TokenPositions):
             parts = _split(value.of_tokens, self.shapes, -1)
             return [
@@ -353,7 +365,7 @@ class PackedLayer:
             return tuple(self._together(each) for each in zip(*outputs, strict=True))
         if isinstance(first, mx.array) and first.ndim == 3:
             return _join(outputs, 1)
-        return BySegment(outputs)
+        return BySegment(self, outputs)
 
 
 def _split(tokens: mx.array, shapes: Sequence[tuple[int, int]], axis: int) -> list[mx.array]:
@@ -498,10 +510,12 @@ def patch_for_packing(network: Any) -> Packing:
 @functools.cache
 def _taking_packed(kind: Any) -> type[Any]:
     def call(self: Any, *given: Any, **named: Any) -> Any:
-        if PackedLayer not in map(type, given) and PackedLayer not in map(type, named.values()):
+        passed, packing = (*given, *named.values()), vars(self)["packing"]
+        packed = next((each for each in passed if type(each) is PackedLayer), None)
+        if packed is None and kind in packing.by_segment:  # it has no cache of its own
+            packed = next((each.packed for each in passed if type(each) is BySegment), None)
+        if packed is None:
             return kind.__call__(self, *given, **named)
-        packed = next(each for each in (*given, *named.values()) if type(each) is PackedLayer)
-        packing: Packing = vars(self)["packing"]
         run, by_segment = functools.partial(kind.__call__, self), packing.by_segment
         if kind in by_segment:
             return packed.run_by_segment(run, given, named)

@@ -57,6 +57,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     name, bits = request.param
     folder = write(tmp_path_factory.mktemp("model") / name, name, sizes=WIDE[name])
     with Model(folder, kv_bits=bits, kv_group_size=32) as model:
+        assert model.batching() == "packed"
         yield model
 
 
