@@ -110,7 +110,8 @@ def test_a_command_that_computes_nothing_loads_nothing_heavy(tmp_path: Path) -> 
         " if loaded: sys.exit(f'{words} {loaded}')"
     )
     with socket.create_server(("127.0.0.1", 0)) as busy, socket.create_server(("127.0.0.1", 0)) as closed:
-        threading.Thread(target=lambda: busy.accept()[0].close()).start()  # another program's server
+        other_program = threading.Thread(target=lambda: busy.accept()[0].close(), daemon=True)
+        other_program.start()
         port = str(busy.getsockname()[1])
         no_server = str(closed.getsockname()[1])
         closed.close()

@@ -46,20 +46,10 @@ SHORT = 256
 SVG_COLUMNS = 120
 BUSY = 0.25
 """Load for each processor from which on figures are said to be too low."""
-_WORDS = [
-    "amber",
-    "birch",
-    "cedar",
-    "delta",
-    "fjord",
-    "grove",
-    "heron",
-    "inlet",
-    "kelp",
-    "maple",
-    "ocean",
-    "pine",
-]
+_WORDS = (
+    *("amber", "birch", "cedar", "delta", "fjord", "grove"),
+    *("heron", "inlet", "kelp", "maple", "ocean", "pine"),
+)
 _QUESTION = "How many days are there in seven weeks and two days? Then write down the names of all months."
 
 
