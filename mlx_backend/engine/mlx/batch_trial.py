@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import ArraysCache
 
 from mlx_backend.device.mlx import prepares_for_lengths
 from mlx_backend.engine.mlx.arrays import as_ints, coarsest_dtype
@@ -129,6 +130,8 @@ class BatchTrial:
     def __init__(self, network: Any, make_caches: Callable[[], LayerCaches]) -> None:
         # The largest of all rows that were compared, each with the text that suits it best.
         self.difference = 0.0
+        # Whether in packed runs recurrent layers run for each sequence by itself.
+        self.repeats_recurrence = False
         self._network = network
         self._make_caches = make_caches
         self._merges = all(map(can_merge, make_caches()))
@@ -156,6 +159,7 @@ class BatchTrial:
                     raise
             else:
                 packing.settle(self._network)
+                self.repeats_recurrence = packing.repeats_recurrence
                 return
 
     def try_batching(self) -> None:
@@ -318,16 +322,18 @@ class Abilities:
 
     `can_rewind` says whether the caches can take back all tokens of a step but the first, and `can_pack` whether
     prompts and replies can run together without padding (packed_forward.py); with `packs_replies` replies are run so
-    without prompts, too, and without `merges` on caches of their own. `unbatched` says why replies cannot be decoded
-    together; it is empty if they can. `can_draft` says whether replies can get drafts, `drafts` for people what a
-    model's MTP head does or why there is none, and `can_pack_drafts` whether the draft model drafts for several at
-    once. With `replays_drafts` the right tokens before a wrong draft have to run again (rewinding.py).
+    without prompts, too, and without `merges` on caches of their own, which long ones get without `merges_long`.
+    `unbatched` says why replies cannot be decoded together; it is empty if they can. `can_draft` says whether replies
+    can get drafts, `drafts` for people what a model's MTP head does or why there is none, and `can_pack_drafts` whether
+    the draft model drafts for several at once. With `replays_drafts` the right tokens before a wrong draft have to run
+    again (rewinding.py).
     """
 
     can_rewind: bool
     can_pack: bool
     packs_replies: bool
     merges: bool
+    merges_long: bool
     unbatched: str
     can_draft: bool
     drafts: str
@@ -369,6 +375,10 @@ def try_networks(networks: Networks, ranks: MLXRanks | None) -> Abilities:
         can_pack=can_pack,
         packs_replies=packs_replies and can_pack,
         merges=all(map(can_merge, layers)),
+        # States are not padded, and the weights of such layers would be read for each reply.
+        merges_long=not can_pack
+        or any(trial.repeats_recurrence for trial in trials)
+        or all(isinstance(layer, ArraysCache) for layer in layers),
         unbatched=unbatched,
         can_draft=can_draft,
         drafts=drafts,

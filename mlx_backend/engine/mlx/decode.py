@@ -60,8 +60,9 @@ class Decoder:
     """The sequences of one network, that of `adapter`.
 
     `can_pack` says whether the network can be run packed, `packs_replies` whether replies are that could run as the
-    rows of a batch, and `merges` whether there are such: without it all run on caches of their own. `agree` replaces
-    the sampled tokens by those that all processes that share the model use.
+    rows of a batch, and `merges` whether there are such: without it all run on caches of their own, and without
+    `merges_long` long ones do. `agree` replaces the sampled tokens by those that all processes that share the model
+    use.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Decoder:
         can_pack: bool = False,
         packs_replies: bool = False,
         merges: bool = True,
+        merges_long: bool = True,
         drafting: Drafting | None = None,
         agree: Callable[[mx.array], mx.array] | None = None,
     ) -> None:
@@ -81,6 +83,7 @@ class Decoder:
         self._can_pack = can_pack
         self._packs_replies = packs_replies
         self._merges = merges
+        self._merges_long = merges_long
         self._drafting = drafting
         self._agree = agree
         self._caches = self._make_caches()
@@ -247,7 +250,7 @@ class Decoder:
     def _make_caches(self) -> BatchCaches:
         if not self._merges:
             return BatchCaches(max_merged_length=0)
-        return BatchCaches(max_merged_length=MAX_MERGED_LENGTH if self._can_pack else None)
+        return BatchCaches(max_merged_length=None if self._merges_long else MAX_MERGED_LENGTH)
 
     def _unconstrained_tokens(self, sequence: DecodingSequence) -> int:
         """Return how many tokens may be sampled before the sequence's constraint has to be asked."""

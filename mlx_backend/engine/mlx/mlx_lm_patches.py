@@ -211,11 +211,16 @@ class PackedLayer:
         self._num_cores = 0  # that have run
 
     def __getitem__(self, index: int) -> Any:
-        """Return a part of the caches. States are seen only by what runs segment by segment: here there is none yet."""
+        """Return a part of the caches; None for a state, which only what runs segment by segment sees.
+
+        Raises TypeError for one of which nobody would know that it was read.
+        """
         if isinstance(self._caches[0], CacheList):
             part = copy.copy(self)
             part._caches = [each[index] for each in self._caches]
             return part
+        if _RUNNING.get() is not self:
+            raise TypeError("states are read where no cores can be told apart")
         self._caches[0][index]  # raises what ends an iteration
         return None
 
@@ -472,6 +477,11 @@ class Packing:
         self.by_segment: set[type[Any]] = set()
         self.with_states: set[type[Any] | None] = set()
 
+    @property
+    def repeats_recurrence(self) -> bool:
+        """Whether recurrent layers run for each segment by itself, so that their weights are read for each."""
+        return not self.by_segment.isdisjoint(self.with_states)
+
     def settle(self, network: Any) -> None:
         """Once a network has run packed, have modules run as before that need not know of it: most attention."""
         needed = {*self.by_segment, *self.with_states}
@@ -518,6 +528,8 @@ def _taking_packed(kind: Any) -> type[Any]:
             return kind.__call__(self, *given, **named)
         run, by_segment = functools.partial(kind.__call__, self), packing.by_segment
         if kind in by_segment:
+            if packed.num_states:
+                packing.with_states.add(kind)
             return packed.run_by_segment(run, given, named)
         packed.innermost, number = kind, len(by_segment)
         try:

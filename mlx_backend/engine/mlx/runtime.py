@@ -349,10 +349,9 @@ def _cache_budget(
     waiting = PreparedImages() if vision is None else vision.waiting
     waiting.room = lambda: reservation.max_room
     max_padded = 0
-    if (
-        abilities.can_batch and abilities.merges
-    ):  # what gets longer than can be merged is separated before the next step
-        max_padded = MAX_MERGED_LENGTH + 1 if abilities.can_pack else MAX_TOKENS
+    if abilities.can_batch and abilities.merges:
+        # What gets longer than can be merged is separated before the next step.
+        max_padded = MAX_TOKENS if abilities.merges_long else MAX_MERGED_LENGTH + 1
     return KVCacheBudget(
         reservation,
         cost,

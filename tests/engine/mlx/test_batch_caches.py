@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from architectures import write
 from drafting import FoundReply, generate, loaded_batch
 from engine_models import write_model, write_qwen
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
@@ -26,8 +27,8 @@ LENGTHS = (7, 60, 33, 45, 12)  # two of which are longer
 
 @pytest.fixture(scope="module", params=["windowed", "qwen"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    write = {"windowed": write_model, "qwen": write_qwen}[request.param]
-    return write(tmp_path_factory.mktemp("model"), eos_token_id=[])
+    writer = {"windowed": write_model, "qwen": write_qwen}[request.param]
+    return writer(tmp_path_factory.mktemp("model"), eos_token_id=[])
 
 
 @pytest.fixture(scope="module")
@@ -217,3 +218,12 @@ def test_a_long_prompt_reserves_no_padding_for_the_short_ones_beside_it(
         assert budget.used <= alone + alone // 3
         batch.remove(1)
         batch.remove(2)
+
+
+@pytest.mark.parametrize(("architecture", "merges"), [("lfm2", False), ("jamba", True), ("mamba2", True)])
+def test_long_rows_stay_merged_where_nothing_is_padded_or_recurrent_layers_would_run_for_each(
+    tmp_path: Path, architecture: str, merges: bool
+) -> None:
+    with loaded_batch(write(tmp_path / "model", architecture)) as batch:
+        assert batch.runtime.abilities.can_pack
+        assert batch.runtime.abilities.merges_long == merges

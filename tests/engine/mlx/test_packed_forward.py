@@ -27,6 +27,7 @@ BY_SEGMENT = {
     "kimi_linear": {"KimiMLAAttention"},
     "deepseek_v2": {"DeepseekV2Attention"},
     "jamba": {"JambaMambaMixer"},
+    "baichuan_m1": {"Attention"},
     "rwkv7": {"Rwkv7TimeMixing", "Rwkv7ChannelMixing"},
 }
 """The modules that run for each sequence by itself: others do with states what is known."""
