@@ -563,6 +563,12 @@ def give_embeddings(network: Any, embeddings: mx.array) -> None:
     embedding_of(network).next_embeddings.given = embeddings
 
 
+def given_embeddings(embedding: Any) -> mx.array | None:
+    """Return what was given to a network's module that embeds tokens, and not taken yet."""
+    waiting: _NextEmbeddings | None = getattr(embedding, "next_embeddings", None)
+    return waiting.given if waiting is not None else None
+
+
 def embedding_of(network: Any) -> Any:
     """Return the module that embeds a network's tokens."""
     named = {name.rpartition(".")[2]: module for name, module in network.named_modules()}

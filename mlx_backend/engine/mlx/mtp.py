@@ -33,7 +33,13 @@ from mlx_lm.models.base import create_attention_mask, create_causal_mask
 from mlx_lm.models.cache import ArraysCache, KVCache
 from mlx_lm.utils import infer_quant_config
 
-from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache, PackedLayer, TokenPositions, joined
+from mlx_backend.engine.mlx.mlx_lm_patches import (
+    GrowingKVCache,
+    PackedLayer,
+    TokenPositions,
+    given_embeddings,
+    joined,
+)
 from mlx_backend.errors import EngineError, first_line
 from mlx_backend.models.files import read_json_or_empty
 from mlx_backend.models.folders import weight_files
@@ -351,10 +357,10 @@ def _with_head(kind: Any) -> Any:
         if cache is None:
             return kind.__call__(self, inputs, **named)  # type: ignore[no-any-return]  # mlx-lm has no types
         *layers, pairs, last = cache
-        logits: mx.array = kind.__call__(self, inputs, cache=layers, **named)
         shared = _shared(self)
+        embeddings = given_embeddings(shared.embed)
+        logits: mx.array = kind.__call__(self, inputs, cache=layers, **named)
         hidden = vars(shared.norm).pop("output")
-        embeddings = named.get("input_embeddings")
         if embeddings is None:
             embeddings = shared.embed(inputs)
         self.mtp_head.write(embeddings, _shifted(last, hidden), pairs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +20,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mtp_heads import (
     add_head,
     apart,
+    embedding_of,
     extra_layer,
     learnt_head,
     mimo,
@@ -44,7 +46,7 @@ from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.loading import load_model
-from mlx_backend.engine.mlx.mtp import DRAFTING, head_of, own_head
+from mlx_backend.engine.mlx.mtp import DRAFTING, Head, head_of, own_head
 from mlx_backend.engine.mlx.speculative import DraftTask, HeadDrafter, propose
 from mlx_backend.errors import EngineError
 from mlx_backend.layers.architecture import load_network
@@ -397,15 +399,28 @@ def test_replies_that_follow_grammars_are_those_without_a_head(model: Path, bare
 
 
 @needs_mlx_vlm
-def test_replies_about_pictures_have_drafts_too(tmp_path: Path) -> None:
+def test_replies_about_pictures_have_drafts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[mx.array] = []
+    write_pairs = Head.write
+
+    def noted(self: Head, embeddings: mx.array, hidden: mx.array, cache: Any) -> None:
+        written.append(embeddings)
+        write_pairs(self, embeddings, hidden, cache)
+
+    monkeypatch.setattr(Head, "write", noted)
     seen = write_qwen3_5(tmp_path)
     weights = weights_of(random_head(seen.folder))
     add_head(seen.folder, {name: value * 1.5 if value.ndim > 1 else value for name, value in weights.items()})
+    embed = embedding_of(load_network(seen.folder)[0])
     with drafting_engine(seen.folder) as engine:
         seeing = Seeing(seen, engine)
         for layout in ("two images", "an image after a long text"):
             request = seeing.request(*LAYOUTS[layout])
+            written.clear()
             assert seeing.reply(request) == reference(seen, request)
+            [(pad, _)] = Counter(request.prompt).most_common(1)
+            is_pad = mx.all(mx.concatenate(written, axis=1)[0] == embed(mx.array(pad)), axis=-1)
+            assert not mx.any(is_pad).item(), "the head is given the images' embeddings"
             assert list(engine.generate(request))[-1].drafted_tokens > 0  # type: ignore[union-attr]  # the last item
 
 
