@@ -179,8 +179,8 @@ class PackedLayer:
 
     Stands for one cache where a network expects it. `shapes` are the segments' rows, and tokens in each row. `blocks`
     are for each segment None, or the number of the block that each token belongs to, -1 for none ([tokens]): in a block
-    tokens attend in both directions, as in an image of Gemma 3. `shifts` are added to the positions of each segment's
-    rows ([rows]), which `positions` already are. `added` is what is added to the layer's output
+    tokens attend in both directions, as in an image of Gemma 3. `shifts` are what is added to the positions of each
+    segment's rows ([rows]), and is in `positions` already. `added` is what is added to the layer's output
     ([tokens, width]), as for an image of Qwen3-VL; `patch_for_added` has to be called before. With `single_queries`
     the attention of a few tokens, as of drafts, is computed token by token: MLX's CUDA backend plans that of several
     anew for every number of keys, which takes longer than many steps, but that of one only once for 256 of them.
@@ -315,26 +315,33 @@ class PackedLayer:
         """
         number = self._num_cores
         self._num_cores += 1
-        batches = list[tuple[list[Any], int, int]]()  # caches, rows in all, and tokens of each
-        for cache, (rows, length) in zip(self._caches, self.shapes, strict=True):
-            if length == 1 and cache[number] is not None and batches and batches[-1][2] == 1:
-                caches, before, _ = batches[-1]
-                if caches[0][number] is not None:
-                    batches[-1] = [*caches, cache], before + rows, 1
-                    continue
-            batches.append(([cache], rows, length))
+        batches = self._core_batches(number)
         shapes = [(rows, length) for _, rows, length in batches]
         outputs = []
         for (caches, _, _), own in zip(
             batches, zip(*(_split(each, shapes, axis) for each in arrays), strict=True), strict=True
         ):
             states = [each[number] for each in caches]
-            output, after = run(states[0] if len(states) == 1 else mx.concatenate(states), own)
+            output, after = run(joined(states), own)
             outputs.append(output)
-            ends = list(accumulate(each.shape[0] for each in states[:-1])) if len(states) > 1 else []
+            ends = list(accumulate(each.shape[0] for each in states[:-1]))
             for cache, state in zip(caches, mx.split(after, ends) if ends else [after], strict=True):
                 cache[number] = state
         return _join(outputs, axis)
+
+    def _core_batches(self, number: int) -> list[tuple[list[Any], int, int]]:
+        """Return the caches that a core is run with at once, each time with their rows and the tokens of a row."""
+        batches = list[tuple[list[Any], int, int]]()
+        was_reply = False
+        for cache, (rows, length) in zip(self._caches, self.shapes, strict=True):
+            is_reply = length == 1 and cache[number] is not None
+            if is_reply and was_reply:
+                caches, rows_before, _ = batches[-1]
+                batches[-1] = [*caches, cache], rows_before + rows, 1
+            else:
+                batches.append(([cache], rows, length))
+            was_reply = is_reply
+        return batches
 
     def _parts(self, value: Any) -> Sequence[Any]:
         """Return what each segment gets in place of something that a module is given."""

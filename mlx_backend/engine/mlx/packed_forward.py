@@ -1,10 +1,10 @@
 """Packed runs: prompt chunks and replies in one forward pass without padding, laid out as one row of tokens.
 
-Everything in a network but attention looks at one token at a time. So the tokens of several sequences, each with
-caches of its own, can be one row, if attention knows which token belongs to which sequence: tokens are rotated by
-their positions in their own sequences, and attention is computed for each sequence by itself, just as it would be
-alone. A run costs what its tokens cost, and the weights, whose transfer from memory takes most of the time when there
-are few tokens, are transferred once for all.
+Everything in a network but attention and recurrence looks at one token at a time. So the tokens of several sequences,
+each with caches of its own, can be one row, if those two know which token belongs to which sequence: tokens are rotated
+by their positions in their own sequences, and attention and recurrence are computed for each sequence by itself, just
+as they would be alone. A run costs what its tokens cost, and the weights, whose transfer from memory takes most of the
+time when there are few tokens, are transferred once for all.
 
 With CUDA replies without prompts are packed too: for MLX's kernels there the tokens of one row are one matrix and rows
 are many (32 replies: 38 ms a step instead of 49; gpt-oss-20b's shapes on an H200). Elsewhere they run as rows of a
