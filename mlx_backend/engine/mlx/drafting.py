@@ -165,7 +165,8 @@ class DraftedRow:
     """A sequence in a step in which it is fed the token sampled last and the drafts after it; there may be none.
 
     `start` is the number of the first of these among all tokens of the step. `ends` says that its reply ends with the
-    token sampled last. The methods are called in their order, and `sampled` after each of `next_positions`.
+    token sampled last. The methods are called in their order: `next_positions` until it returns none, and `add` once
+    for each position.
     """
 
     def __init__(
