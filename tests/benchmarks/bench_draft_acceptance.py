@@ -4,9 +4,8 @@
 
 Four tokens are drafted in every step, whether that pays or not: by the model itself (*twin*), by the model with noise
 on its weights or rounded to 4 bits, from the text, and by an MTP head, which learns from the demo model's corpus first,
-a few minutes. The models are the demo model, with questions that it was
-trained on and is sure of at any temperature, and a gpt_oss with random weights. Its logits are scaled, so that the next
-token is about as sure as in a text.
+a minute or two. The models are the demo model, with questions that it was trained on and is sure of at any temperature,
+and a gpt_oss with random weights. Its logits are scaled, so that the next token is about as sure as in a text.
 """
 
 from __future__ import annotations
@@ -23,6 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from mlx_backend.device.blas import use_fast_blas
+
+use_fast_blas()  # before MLX
 import mlx.core as mx
 from drafting import alone, generate, loaded_batch
 from engine_models import write_model
