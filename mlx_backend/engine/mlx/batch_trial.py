@@ -5,7 +5,8 @@ mlx-lm's networks are made for one sequence. Whether one can also run a batch of
 it has key-value heads and spreads their masks over the heads. AFM's layers that reuse keys rotate a padded row's
 queries too far. So a few short texts are run alone, and then in every way in which sequences are run together: merged,
 joined later, left by others, extracted, and as many rows as there are key-value heads. Each step's logits are
-compared, row by row. It takes about forty runs of a few tokens.
+compared, row by row. It takes about forty runs of a few tokens. Where rows are wrong because of their padding, packed
+runs of caches that are not merged are tried last.
 
 What a network does may change with a text's length: a window is full, there are more blocks than are attended, another
 scale begins. MiniMax M3 counts its blocks from the start of the padding, and is wrong as soon as one is left out. Texts
@@ -134,7 +135,7 @@ class BatchTrial:
         self.repeats_recurrence = False
         self._network = network
         self._make_caches = make_caches
-        self._merges = all(map(can_merge, make_caches()))
+        self.merges = all(map(can_merge, make_caches()))
         self._max_difference = MAX_DIFFERENCE[coarsest_dtype(network)]
         self._references: list[list[_Reference]] = []  # of each attempt
         # Of each row of the last attempt: sequences at once, and by how much it is off.
@@ -299,7 +300,7 @@ class BatchTrial:
             )
 
     def _batch(self, layers: Sequence[LayerCaches]) -> BatchCaches:
-        caches = BatchCaches(max_merged_length=None if self._merges else -1)
+        caches = BatchCaches(max_merged_length=None if self.merges else -1)
         caches.add(layers)
         caches.merge([0] * len(layers))
         return caches
@@ -374,7 +375,7 @@ def try_networks(networks: Networks, ranks: MLXRanks | None) -> Abilities:
         can_rewind=all(map(can_rewind, layers)),
         can_pack=can_pack,
         packs_replies=packs_replies and can_pack,
-        merges=all(map(can_merge, layers)),
+        merges=all(map(can_merge, layers)) and all(trial.merges for trial in trials),
         # States are not padded, and the weights of such layers would be read for each reply.
         merges_long=not can_pack
         or any(trial.repeats_recurrence for trial in trials)
@@ -392,26 +393,42 @@ def _try_together(
 ) -> tuple[bool, bool, str]:
     """Try packed runs and batches; return what `Abilities` has as `can_pack`, `packs_replies` and `unbatched`."""
     unmerged = sorted({kind_of(layer) for layer in layers if not can_merge(layer)})
-    if trials and options.packing and all(map(can_take_back, layers)):
-        for packs_replies in (True,) if always_packs or unmerged else (False, True):
-            try:
-                for trial in trials:
-                    trial.try_packing(packs_replies=packs_replies, many_tokens=prepares_for_lengths())
-            except BatchTrialError as error:
-                log.debug("Prompts and replies cannot be packed: %s.", error)
-            else:
-                return True, packs_replies, ""
+    can_try_packing = bool(trials) and options.packing and all(map(can_take_back, layers))
+
+    def packing_problem(*, packs_replies: bool) -> str:
+        problem = _problem(
+            trials,
+            lambda trial: trial.try_packing(packs_replies=packs_replies, many_tokens=prepares_for_lengths()),
+        )
+        if problem:
+            log.debug("Prompts and replies cannot be packed: %s.", problem)
+        return problem
+
+    for packs_replies in (True,) if always_packs or unmerged else (False, True):
+        if can_try_packing and not packing_problem(packs_replies=packs_replies):
+            return True, packs_replies, ""
     if unmerged:
         given = {"--kv-bits": options.kv_bits, "--max-kv-size": options.max_kv_size}
         option = next((name for name, value in given.items() if value is not None), None)
         reason = "" if option is None else f" (it has them because of {option})"
         return False, False, f"its {', '.join(unmerged)} cannot be merged{reason}"
+    if not (problem := _problem(trials, BatchTrial.try_batching)):
+        return False, False, ""
+    for trial in trials:  # what is wrong may be the padding
+        trial.merges = False
+    if can_try_packing and not packing_problem(packs_replies=True):
+        return True, True, ""
+    return False, False, problem
+
+
+def _problem(trials: Sequence[BatchTrial], attempt: Callable[[BatchTrial], None]) -> str:
+    """Return what goes wrong with any of the networks; "" if nothing does."""
     try:
         for trial in trials:
-            trial.try_batching()
+            attempt(trial)
     except BatchTrialError as error:
-        return False, False, str(error)
-    return False, False, ""
+        return str(error)
+    return ""
 
 
 def _try_drafts(trials: Sequence[BatchTrial], layers: LayerCaches, networks: Networks) -> tuple[bool, str]:
