@@ -36,7 +36,7 @@ MAX_MERGED_LENGTH = 4096
 class BatchCaches:
     """The caches of several sequences, by row: the sequences' order in their decoder.
 
-    Without a `max_merged_length` all are merged. Lengths are those of all rows, in tokens.
+    Without a `max_merged_length` all are merged, and with 0 none. Lengths are those of all rows, in tokens.
     """
 
     def __init__(self, *, max_merged_length: int | None = None) -> None:
