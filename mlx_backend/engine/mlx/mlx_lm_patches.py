@@ -1158,7 +1158,8 @@ class GrowingKVCache(KVCache):  # type: ignore[misc]  # as above
 class DequantizedArray(mx.array):
     """Keys or values that are held as `codes`, scales and biases.
 
-    It is computed only if something reads it, and what is made of it is a plain array.
+    It is computed only if something reads it, and what is made of it is a plain array. It may not be changed in place,
+    which networks do with none that a cache returns.
     """
 
     codes: tuple[mx.array, mx.array, mx.array]
