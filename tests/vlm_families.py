@@ -157,9 +157,14 @@ TILES = {
     },
 }
 DEEPSEEK = {
+    "is_framed": True,  # its processor puts a token first and takes the last away
     "vision_type": "vision",
+    "processor": {"candidate_resolutions": [[1024, 1024]], "downsample_ratio": 4, "patch_size": 16,
+                  "sft_format": "deepseek", "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "normalize": True,
+                  "image_token": "<image>",
+                  "pad_token": "<pad>", "add_special_token": False, "mask_prompt": False, "ignore_id": -100},
     "config": {
-        "projector_config": {"projector_type": "linear", "input_dim": 64, "n_embed": 64},
+        "projector_config": {"projector_type": "linear", "input_dim": 2048, "n_embed": 64},
         "language_config": {"model_type": "deepseek_v2", **TEXT, "topk_method": "greedy", "kv_lora_rank": None,
                             "q_lora_rank": None, "qk_rope_head_dim": 0, "qk_nope_head_dim": 0, "v_head_dim": 16},
     },
@@ -196,11 +201,38 @@ def _few_blocks() -> None:
     ]
 
 
+def _scale_text(network: Any) -> None:
+    """Have Gemma 3n's embeddings of prompts multiplied as those of what it says, which mlx-vlm 0.7.10 forgets."""
+    embed = network.get_input_embeddings
+
+    def scaled(tokens: mx.array, *given: Any, **named: Any) -> Any:
+        found = embed(tokens, *given, **named)
+        is_image = tokens[..., None] == network.config.image_token_id
+        width = found.inputs_embeds.shape[-1]
+        found.inputs_embeds = mx.where(is_image, found.inputs_embeds, found.inputs_embeds * width**0.5)
+        return found
+
+    network.get_input_embeddings = scaled
+
+
+def _see_both_ways_in_windows(network: Any) -> None:
+    """Have the places of Gemma 4's images attend both ways only in layers with a window, as in transformers."""
+    model = network.language_model.model
+    make = model._make_masks
+
+    def masks(hidden: mx.array, caches: Any, types: Any = None) -> list[Any]:
+        pairs = zip(model.layers, make(hidden, caches, types), make(hidden, caches, None), strict=True)
+        return [both if layer.layer_type == "sliding_attention" else causal for layer, both, causal in pairs]
+
+    model._make_masks = masks
+
+
 def _image_token_of_dots() -> None:
     """Its processor knows the image token by its number in the published vocabulary."""
     processing = importlib.import_module("mlx_vlm.models.dots_ocr.processing_dots_ocr")
     make = processing.DotsVLProcessor.__init__
 
+    @functools.wraps(make)
     def init(self: Any, *given: Any, **named: Any) -> None:
         make(self, *given, **named)
         self.image_token_id = MARKERS.index("<|imgpad|>")
@@ -231,10 +263,11 @@ OWN: dict[str, dict[str, Any]] = {
         "images": {"image_processor_type": "Qwen2VLImageProcessor", "temporal_patch_size": 1,
                    "size": {"shortest_edge": 64, "longest_edge": 4096}},
         "text": {"attention_bias": True},
-        "vision": {"temporal_patch_size": 1},
+        "vision": {"temporal_patch_size": 1, "hidden_size": 64},
     },
     "gemma3n": {
         "change": _few_blocks,
+        "mend": _scale_text,
         "vision_type": "gemma3n_vision",
         "image": "<image_soft_token>",
         "names": {name: f"<{name}>" for name in ("audio_token", "boa_token", "eoa_token", "boi_token", "eoi_token")},
@@ -248,7 +281,7 @@ OWN: dict[str, dict[str, Any]] = {
         "vision": {"hidden_size": 2048, "vocab_size": 8, "vocab_offset": VOCABULARY},
         "config": {"audio_config": {"vocab_size": 8, "vocab_offset": VOCABULARY + 8, "hidden_size": 16,
                                     "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2}},
-        "images": {"image_processor_type": "SiglipImageProcessor", "size": {"height": 768, "width": 768}},
+        "images": {"image_processor_type": "SiglipImageProcessor", "size": {"height": 256, "width": 256}},
     },
     "glm4v": {**GLM, "text": {"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}}},
     "glm_ocr": {**GLM, "strict": True, "text": {"rope_parameters": {
@@ -261,15 +294,18 @@ OWN: dict[str, dict[str, Any]] = {
         "images": {**GRID, "image_processor_type": "LlavaNextImageProcessor"},
     },
     "gemma4_unified": {
+        "mend": _see_both_ways_in_windows,
         "image": "<|image|>",
-        "vision": {"patch_size": 4, "pooling_kernel_size": 2, "model_patch_size": 8, "mm_embed_dim": 64,
-                   "mm_posemb_size": 64, "num_soft_tokens": 40, "output_proj_dims": 64},
+        "vision": {"patch_size": 16, "pooling_kernel_size": 3, "model_patch_size": 48, "mm_embed_dim": 64,
+                   "mm_posemb_size": 512, "num_soft_tokens": 280, "output_proj_dims": 64},
         "text": {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "global_head_dim": 32,
                  "vocab_size_per_layer_input": VOCABULARY, "layer_types": ["sliding_attention", "full_attention"] * 2,
-                 "attention_k_eq_v": False,
+                 "attention_k_eq_v": False, "sliding_window": 1024, "final_logit_softcapping": 30.0,
+                 "rope_parameters": {
+                     "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0,
+                                        "rope_type": "proportional"},
+                     "sliding_attention": {"rope_theta": 10_000.0, "rope_type": "default"}},
                  "num_hidden_layers": 4, "tie_word_embeddings": True},
-        "processor": {"image_processor": {
-            "patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 40, "model_patch_size": 8}},
     },
     "idefics3": TILES,
     "smolvlm": TILES,
@@ -335,8 +371,9 @@ OWN: dict[str, dict[str, Any]] = {
         "text": {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "intermediate_size": 128},
         "vision": {"hidden_size": 64},
     },
-    "deepseekocr": DEEPSEEK,
-    "deepseekocr_2": DEEPSEEK,
+    "deepseekocr": {**DEEPSEEK, "change": _small_sam, "vision": {
+        "hidden_size": 1024, "width": 1024, "image_size": 224, "patch_size": 14}},
+    "deepseekocr_2": {**DEEPSEEK, "change": _small_sam},
     "deepseek_vl_v2": DEEPSEEK,
     "unlimited_ocr": DEEPSEEK,
 }  # fmt: skip

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from seeing import noise, plain
-from vlm_families import write
+from vlm_families import OWN, write
 
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.images import PromptImage
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.vision.tower import Vision
-from mlx_backend.errors import EngineRefused
+from mlx_backend.errors import EngineError
 from mlx_backend.images import Picture
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def processor_of(engine: Engine) -> VLMProcessor:
 def _or_none[T](call: Callable[..., T], *given: Any) -> T | None:
     try:
         return call(*given)
-    except (EngineRefused, ValueError):  # ours, and theirs
+    except (EngineError, ValueError):  # ours, and theirs
         return None
 
 
@@ -96,6 +96,9 @@ def _theirs(folder: Path, part: str) -> list[tuple[list[int], list[int]] | None]
     from PIL import Image
 
     network, processor = load(str(folder), trust_remote_code=False)
+    own = OWN.get(network.config.model_type, {})
+    if "mend" in own:
+        own["mend"](network)
     stop = set(
         network.config.eos_token_id
         if isinstance(network.config.eos_token_id, list)
@@ -109,6 +112,9 @@ def _theirs(folder: Path, part: str) -> list[tuple[list[int], list[int]] | None]
             for each in layout
             if isinstance(each, Picture)
         ]
+        is_framed = own.get("is_framed") and pictures
+        if is_framed:
+            text += "<eos>"
         inputs: dict[str, Any] = dict(
             prepare_inputs(
                 processor,
@@ -117,6 +123,12 @@ def _theirs(folder: Path, part: str) -> list[tuple[list[int], list[int]] | None]
                 image_token_index=getattr(network.config, "image_token_index", None),
             )
         )
+        if is_framed:
+            shape = inputs["input_ids"].shape
+            inputs = {
+                name: value[:, 1:] if getattr(value, "shape", None) == shape else value
+                for name, value in inputs.items()
+            }
         tokens, mask = inputs.pop("input_ids"), inputs.pop("attention_mask", None)
         steps = generate_step(
             tokens,

@@ -88,11 +88,12 @@ _TEXT_FAMILIES: Final = {
     "glm_ocr": "glm4",
     "glm4v_moe_text": "glm4_moe",
     "glm4v_moe": "glm4_moe",
-    "paddleocr_vl": "ernie4_5",
+    "paddleocr_vl": "llama",
     "idefics3": "llama",
     "smolvlm": "llama",
     "dots_ocr": "qwen2",
     "aya_vision": "cohere2",
+    **dict.fromkeys(("deepseekocr", "deepseekocr_2", "unlimited_ocr"), "deepseek"),
     "granite_vision": "granite",
 }
 """The families of mlx-lm's whose networks the text parts of others are, by what those are called."""
@@ -118,7 +119,10 @@ def text_family(config: Mapping[str, Any]) -> str | None:
     parts = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     text = next((part for part in parts if isinstance(part, dict)), config)
     told = str(text.get("model_type") or _family(config))
-    names = [_TEXT_FAMILIES.get(told, told), told, told.removesuffix("_text")]
+    names = [
+        *(_TEXT_FAMILIES.get(name, name) for name in (_family(config), told)),
+        told.removesuffix("_text"),
+    ]
     return next((_families("mlx_lm")[name] for name in names if name in _families("mlx_lm")), None)
 
 

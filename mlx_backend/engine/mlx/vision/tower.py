@@ -9,7 +9,7 @@ What that is to be multiplied by, and what else a network needs, a trial finds o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +83,8 @@ class Vision:
         self.pad_token, self.part = self.processor.pad_token, self.processor.part
         self.cost = TowerCost()
         self.scale = 1.0
-        self.traits = ImageTraits(attends_both_ways(config), both_ways_in_windows(config))
+        complete = {**config, "text_config": asdict(self.whole.config.text_config)}
+        self.traits = ImageTraits(attends_both_ways(complete), both_ways_in_windows(complete))
         for network in networks.by_adapter.values():
             patch_for_embeddings(network)
         self.networks = list(networks.by_adapter.values())

@@ -139,13 +139,17 @@ class VLMProcessor:
             at = each.end + each.image.written.after
         fillers.append(len(prompt) - at)
         pictures = [each.image.picture for each in images if each.image.picture is not None]
-        for _ in range(2):  # once more if the processor puts a token of its own first
+        for _ in range(
+            2
+        ):  # once more if the processor puts a token of its own first, or takes the last one away
             made = self._run(self._text([fillers[0] - lead, *fillers[1:]], self._own_part), pictures)
             tokens = made["input_ids"]
             starts = [at for at, token in enumerate(tokens) if token == self.pad_token]
-            lead += starts[0] - images[0].start if starts else 0
-            if not starts or not lead or starts[0] == images[0].start:
+            added = starts[0] - images[0].start if starts else 0
+            if not starts or (added == 0 and len(tokens) == len(prompt)):
                 break
+            lead += added
+            fillers[-1] += len(prompt) + added - len(tokens)
         if any(tuple(tokens[each.start : each.end]) != each.image.written.tokens for each in images):
             raise EngineRefused(
                 "The model's processor writes these images together in another way than each alone. Send them one by "
@@ -213,7 +217,7 @@ class VLMProcessor:
 
     def _write(self, part: str, picture: Picture, pad: int | None = None) -> tuple[WrittenImage, Inputs]:
         """Return how a picture is written, and the vision tower's inputs. Raises EngineRefused."""
-        made = self._run(self._text((1, 1), part), [picture])
+        made = self._run(self._text((1, 2), part), [picture])  # DeepSeek-OCR's takes the last token away
         tokens = made["input_ids"]
         inputs = {name: _to_numpy(value) for name, value in made.items() if name not in _OF_TOKENS}
         if not bytes_of(inputs):  # such as a tokenizer in place of a processor that could not be made
