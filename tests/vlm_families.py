@@ -268,6 +268,7 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma3n": {
         "change": _few_blocks,
         "mend": _scale_text,
+        "remark": "mlx-vlm 0.7.10 forgets to scale the text of prompts; compared with that mended",
         "vision_type": "gemma3n_vision",
         "image": "<image_soft_token>",
         "names": {name: f"<{name}>" for name in ("audio_token", "boa_token", "eoa_token", "boi_token", "eoi_token")},
@@ -295,6 +296,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "gemma4_unified": {
         "mend": _see_both_ways_in_windows,
+        "remark": "compared with transformers' masks",
         "image": "<|image|>",
         "vision": {"patch_size": 16, "pooling_kernel_size": 3, "model_patch_size": 48, "mm_embed_dim": 64,
                    "mm_posemb_size": 512, "num_soft_tokens": 280, "output_proj_dims": 64},
@@ -311,6 +313,7 @@ OWN: dict[str, dict[str, Any]] = {
     "smolvlm": TILES,
     "internvl_chat": {
         "text_type": "qwen2",
+        "text": {"attention_bias": True},
         "image": "<IMG_CONTEXT>",
         **SIGLIP,
         "processor": {"num_image_token": 16, "image_size": SIDE},
@@ -323,9 +326,10 @@ OWN: dict[str, dict[str, Any]] = {
     "kimi_vl": {"image": "<|media_pad|>", "vision_type": "moonvit", "text": MLA, "vision": {"patch_size": 14}},
     "kimi_k25": {"image": "<|media_pad|>", "vision_type": "moonvit", "text": MLA},
     "lfm2_vl": {
+        "text_type": "lfm2",
         "text": {
             "layer_types": ["conv", "full_attention", "conv"], "block_dim": 64, "conv_dim": 64, "conv_dim_out": 64,
-            "num_heads": 4, "block_ff_dim": 128, "block_multiple_of": 16,
+            "num_heads": 4, "block_ff_dim": 128, "block_multiple_of": 16, "tie_word_embeddings": True,
         },
         "config": {"projector_hidden_size": 64, "encoder_patch_size": 4, "tile_size": 32},
         "images": {"tile_size": 32, "encoder_patch_size": 4, "min_image_tokens": 4, "max_image_tokens": 16,

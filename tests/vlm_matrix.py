@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vision_models import MIXTURES, WRITERS
-from vlm_families import write
+from vlm_families import OWN, write
 from vlm_reference import compare
 
 from mlx_backend.models.tasks import is_of_mlx_vlm
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parent.parent / "docs/images.md"
 TABLE = re.compile(r"(?<=<!-- families -->\n).*?(?=<!-- end of families -->)", re.DOTALL)
-BATCH, ONE, UNTRIED, NOT = "in the batch", "one at a time", "one at a time, not compared", "not"
-SECONDS, MEMORY, AT_ONCE = 300, 14 << 30, 4
+BATCH, ONE, UNTRIED, NOT = "in the batch", "one at a time", "not compared", "not"
+SECONDS, MEMORY, AT_ONCE = 300, 14 << 30, 2
 NO_PLACE = {
     "florence2": "it answers no conversation",
     "molmo": "its processor puts pictures first, wherever they were sent",
@@ -97,7 +97,8 @@ def _one(family: str) -> str:
         has_refused, is_batched = compare(folder, family)
     except Exception:
         return f"{UNTRIED}: the tiny model of this table cannot be shown pictures"
-    return f"{BATCH if is_batched else ONE}: {'several pictures only of one size' if has_refused else ''}"
+    remark = "several pictures only of one size" if has_refused else OWN.get(family, {}).get("remark", "")
+    return f"{BATCH if is_batched else ONE}: {remark}"
 
 
 def table(results: dict[str, tuple[str, str]]) -> str:

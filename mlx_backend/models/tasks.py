@@ -119,10 +119,8 @@ def text_family(config: Mapping[str, Any]) -> str | None:
     parts = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     text = next((part for part in parts if isinstance(part, dict)), config)
     told = str(text.get("model_type") or _family(config))
-    names = [
-        *(_TEXT_FAMILIES.get(name, name) for name in (_family(config), told)),
-        told.removesuffix("_text"),
-    ]
+    aliases = [_TEXT_FAMILIES[name] for name in (_family(config), told) if name in _TEXT_FAMILIES]
+    names = [*aliases, told, told.removesuffix("_text")]
     return next((_families("mlx_lm")[name] for name in names if name in _families("mlx_lm")), None)
 
 

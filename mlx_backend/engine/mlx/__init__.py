@@ -95,6 +95,7 @@ def _start_one_process(
 ) -> Engine:
     """Start an engine with the batch, or with `whole`, mlx-vlm's own network, for a family that only mlx-vlm has."""
     from mlx_backend.engine.mlx.vision.families import may_run_on_mlx_vlm, only_mlx_vlm_has
+    from mlx_backend.engine.mlx.vision.whole import WholeError
     from mlx_backend.models.download import find_folder
     from mlx_backend.models.files import read_json_or_empty
     from mlx_backend.models.tasks import sees
@@ -110,7 +111,8 @@ def _start_one_process(
     try:
         return start(batch)
     except EngineError as error:
-        is_mlx_lms = error.__cause__ is not None  # and not memory, or an option
+        # And not memory, or an option.
+        is_mlx_lms = isinstance(error, WholeError) or error.__cause__ is not None
         if not (is_mlx_lms and sees(config) and may_run_on_mlx_vlm(config)):
             raise
         try:
@@ -118,7 +120,7 @@ def _start_one_process(
         except EngineError:
             raise error from None
         log.warning(
-            "%s runs on mlx-vlm's own network, one reply at a time. mlx-lm's cannot run it: %s", model, error
+            "%s runs on mlx-vlm's own network, one reply at a time, and not in the batch: %s", model, error
         )
         return engine
 

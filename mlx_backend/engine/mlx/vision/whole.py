@@ -113,13 +113,14 @@ def share_weights(whole: Any, network: Any) -> None:
 
 def _give_weights(weights: Mapping[str, mx.array], network: Any) -> None:
     """Give a network all of these weights. Raises WholeError if they are others than it has."""
-    own, given = _by_bare_name(weights), list[tuple[str, mx.array]]()
+    known, given = _by_bare_name(weights), list[tuple[str, mx.array]]()
+    own = dict(known)
     for name, value in tree_flatten(network.parameters()):
         found = own.pop(_bare(name), None)
         if found is None or found.shape != value.shape:
             raise WholeError(f"mlx-lm's network has {name}, and mlx-vlm's has not")
         given.append((name, found))
-    if rest := [name for name in own if not name.startswith(_HEAD)]:
+    if rest := [name for name in own if not (name.startswith(_HEAD) and _is_tied(name, known))]:
         raise WholeError(f"mlx-vlm's network has {rest[0]}, and mlx-lm's has not")
     network.load_weights(given)
 
@@ -131,6 +132,12 @@ def _by_bare_name(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
         _HEAD + name.removeprefix(_EMBEDDING): found[name] for name in found if name.startswith(_EMBEDDING)
     }
     return tied | found
+
+
+def _is_tied(head: str, weights: Mapping[str, mx.array]) -> bool:
+    """Whether a head's weights are those of the embeddings."""
+    embedding = weights.get(_EMBEDDING + head.removeprefix(_HEAD))
+    return embedding is not None and bool(mx.array_equal(weights[head], embedding))
 
 
 def _bare(name: str) -> str:
