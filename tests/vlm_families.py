@@ -192,7 +192,7 @@ CLIP: dict[str, Any] = {
 
 def _few_blocks() -> None:
     """Gemma 3n's tower is a MobileNet whose blocks no configuration says."""
-    vision = importlib.import_module("mlx_vlm.models.gemma3n.vision")
+    vision: Any = importlib.import_module("mlx_vlm.models.gemma3n.vision")
     vision.gemma3n_mobilenet_def = lambda: [
         [vision._er(3, 16, 2)],
         [vision._uir(3, 5, 32, 2, 1.0)],
@@ -245,7 +245,7 @@ def _small_sam() -> None:
     for family in ("deepseekocr", "deepseekocr_2", "unlimited_ocr"):
         for name in (family, "sam", "config"):
             try:
-                module = importlib.import_module(f"mlx_vlm.models.{family}.{name}")
+                module: Any = importlib.import_module(f"mlx_vlm.models.{family}.{name}")
             except ImportError:
                 continue
             if made := getattr(module, "SAMViTConfig", None):

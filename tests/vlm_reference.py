@@ -42,9 +42,9 @@ def compare(folder: Path, family: str) -> tuple[bool, bool]:
         assert engine.image_processor is not None
         is_batched = not engine.status().unbatched
         requests = [_or_none(_request, engine, layout) for layout in LAYOUTS]
-        ours = [request and _or_none(_said, engine.generate(request)) for request in requests]
-        crowd = [request and engine.generate(request) for request in requests]
-        assert [each and _or_none(_said, each) for each in crowd] == ours
+        ours = [_or_none(_said, engine.generate(each)) if each is not None else None for each in requests]
+        crowd = [engine.generate(each) if each is not None else None for each in requests]
+        assert [_or_none(_said, each) if each is not None else None for each in crowd] == ours
         part = processor_of(engine)._own_part
     for request, reply, expected in zip(requests, ours, _theirs(folder, part), strict=True):
         if expected is None:
