@@ -96,7 +96,8 @@ def _one(family: str) -> str:
     try:
         has_refused, is_batched = compare(folder, family)
     except Exception:
-        return f"{UNTRIED}: the tiny model of this table cannot be shown pictures"
+        remark = OWN.get(family, {}).get("remark", "the tiny model of this table cannot be shown pictures")
+        return f"{UNTRIED}: {remark}"
     remark = "several pictures only of one size" if has_refused else OWN.get(family, {}).get("remark", "")
     return f"{BATCH if is_batched else ONE}: {remark}"
 

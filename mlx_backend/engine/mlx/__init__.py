@@ -94,8 +94,7 @@ def _start_one_process(
     start: Callable[[Batch], Engine], batch: Batch, whole: Batch, model: str, options: EngineOptions
 ) -> Engine:
     """Start an engine with the batch, or with `whole`, mlx-vlm's own network, for a family that only mlx-vlm has."""
-    from mlx_backend.engine.mlx.vision.families import may_run_on_mlx_vlm, only_mlx_vlm_has
-    from mlx_backend.engine.mlx.vision.whole import WholeError
+    from mlx_backend.engine.mlx.vision.families import WholeError, may_run_on_mlx_vlm, only_mlx_vlm_has
     from mlx_backend.models.download import find_folder
     from mlx_backend.models.files import read_json_or_empty
     from mlx_backend.models.tasks import sees

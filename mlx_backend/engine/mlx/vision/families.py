@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.engine.images import ImageSupport
+from mlx_backend.errors import EngineError
 from mlx_backend.models.files import of_text
 from mlx_backend.models.tasks import is_of_mlx_lm, is_of_mlx_vlm, sees, text_family
 
@@ -22,6 +23,10 @@ ONE_AT_A_TIME = "it runs on mlx-vlm's own network, which holds one request's pos
 """Why replies of such a model are not decoded together."""
 UNSUPPORTED_OPTIONS = ("adapters", "adapter", "draft_model", "draft_from_text", "kv_bits", "max_kv_size")
 """The engine options that would change what such a network does, and that it does not have."""
+
+
+class WholeError(EngineError):
+    """mlx-lm's network is another one than mlx-vlm's."""
 
 
 def attends_both_ways(config: Mapping[str, Any]) -> bool:

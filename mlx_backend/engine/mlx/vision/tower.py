@@ -19,12 +19,13 @@ import numpy as np
 from mlx_backend.device.mlx import weight_bytes
 from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_embeddings
 from mlx_backend.engine.mlx.vision.families import (
+    WholeError,
     attends_both_ways,
     both_ways_in_windows,
 )
 from mlx_backend.engine.mlx.vision.image_memory import FeatureCache, TowerCost
 from mlx_backend.engine.mlx.vision.vlm_processor import VLMProcessor, to_mlx
-from mlx_backend.engine.mlx.vision.whole import WholeError, read_whole, share_weights
+from mlx_backend.engine.mlx.vision.whole import read_whole, share_weights
 from mlx_backend.images import Picture
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Vision:
         self.tokenizer = model.tokenizer
         self.config = config
         self.whole, _ = read_whole(model.folder, trust_remote_code=trusts)
-        share_weights(self.whole, model.network)
+        self._apart = share_weights(self.whole, model.network)
         if hasattr(self.whole, "audio_tower"):
             self.whole.audio_tower = None
         self.features = FeatureCache()
@@ -98,7 +99,7 @@ class Vision:
     @property
     def nbytes(self) -> int:
         """The bytes of the weights that are not the language network's."""
-        return weight_bytes(self.whole) - weight_bytes(self.whole.language_model)
+        return weight_bytes(self.whole) - weight_bytes(self.whole.language_model) + self._apart
 
     def prepare(self, picture: Picture, of_request: int = 0) -> PreparedImage:
         """Return the picture as the vision tower takes it; `of_request` are the bytes of its request's other images.

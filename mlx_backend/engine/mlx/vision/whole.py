@@ -17,8 +17,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from mlx_backend.engine.mlx.vision.families import has_text_of_mlx_lm, may_run_on_mlx_vlm
-from mlx_backend.errors import EngineError
+from mlx_backend.engine.mlx.vision.families import WholeError, has_text_of_mlx_lm, may_run_on_mlx_vlm
 from mlx_backend.layers.architecture import WeightGlob, load_network, network_classes, readable
 from mlx_backend.models.files import of_text, read_json_or_empty
 from mlx_backend.models.tasks import sees, text_family
@@ -33,10 +32,6 @@ _NESTING = re.compile(r"^(?:(?:language_)?model\.)+")
 _EMBEDDING, _HEAD = "embed_tokens.", "lm_head."
 MAX_APART = 0.1
 """Share of the weights that mlx-vlm's network may have in another form, which it then has for itself."""
-
-
-class WholeError(EngineError):
-    """mlx-lm's network is another one than mlx-vlm's."""
 
 
 def read_whole(folder: Path, *, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
@@ -98,8 +93,11 @@ def _read_text_network(folder: Path, *, trust_remote_code: bool) -> tuple[Any, d
     return network, config
 
 
-def share_weights(whole: Any, network: Any) -> None:
-    """Give mlx-vlm's language network the weights of mlx-lm's. Raises WholeError if they are not the same ones."""
+def share_weights(whole: Any, network: Any) -> int:
+    """Give mlx-vlm's language network the weights of mlx-lm's; return the bytes of those that it has for itself.
+
+    Raises WholeError if they are not the same ones.
+    """
     own = _by_bare_name(dict(tree_flatten(network.parameters())))
     weights = dict(tree_flatten(whole.language_model.parameters()))
     shared = {name: own[_bare(name)] for name in weights if _bare(name) in own}
@@ -109,6 +107,7 @@ def share_weights(whole: Any, network: Any) -> None:
     if any(shared[name].shape != weights[name].shape for name in shared):
         raise WholeError("mlx-lm's network has weights of other shapes than mlx-vlm's")
     whole.language_model.load_weights(list(shared.items()), strict=False)
+    return apart
 
 
 def _give_weights(weights: Mapping[str, mx.array], network: Any) -> None:

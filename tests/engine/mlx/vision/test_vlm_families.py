@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = needs_mlx_vlm
 
 
-@pytest.mark.parametrize("family", ["glm_ocr", "smolvlm", "kimi_vl"])
+@pytest.mark.parametrize("family", ["glm_ocr", "smolvlm", "lfm2_vl"])
 def test_a_family_whose_text_mlx_lm_has_answers_in_the_batch_as_mlx_vlm_does(
     family: str, tmp_path: Path
 ) -> None:
