@@ -101,7 +101,7 @@ def share_weights(whole: Any, network: Any) -> int:
     own = _by_bare_name(dict(tree_flatten(network.parameters())))
     weights = dict(tree_flatten(whole.language_model.parameters()))
     shared = {name: own[_bare(name)] for name in weights if _bare(name) in own}
-    apart = sum(value.nbytes for name, value in weights.items() if name not in shared)
+    apart: int = sum(value.nbytes for name, value in weights.items() if name not in shared)
     if apart > MAX_APART * sum(value.nbytes for value in weights.values()):
         raise WholeError("mlx-lm's network has other weights than mlx-vlm's")
     if any(shared[name].shape != weights[name].shape for name in shared):
