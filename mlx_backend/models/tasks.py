@@ -1,7 +1,7 @@
 """Whether a folder's model is one for a task that this server has: chat, embeddings or reranking; else what it is.
 
 Goes by config.json, the names of files, and what is in the folders of mlx-lm and mlx-vlm, neither of which is imported.
-mlx-vlm's own networks are run for families that mlx-lm has not (engine/mlx/vision/vlm_batch.py).
+mlx-vlm's own networks are run for what mlx-lm has no network of (engine/mlx/vision).
 What is not recognised counts as servable, and loading it explains best what is wrong.
 """
 

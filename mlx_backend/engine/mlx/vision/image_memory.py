@@ -17,17 +17,20 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import mlx.core as mx
+
 from mlx_backend.device.memory import format_bytes
 from mlx_backend.engine.kv_cache_budget import RETRY_AFTER
 from mlx_backend.errors import EngineBusy, EngineRefused
+from mlx_backend.images import Picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import mlx.core as mx
-
     from mlx_backend.engine.images import PreparedImage
 
+MEASURED_SIDES = (224, 448)
+"""Sides of the pictures that are seen to measure, in pixels."""
 MAX_SHARE = 0.25
 """Share of the memory that the model leaves, for all prepared images."""
 
@@ -107,6 +110,20 @@ class TowerCost:
         if large > small:
             per_pair = max(0.0, (for_large / large - for_small / small) / (large - small))
         return cls(max(0.0, for_large / large - per_pair * large), per_pair)
+
+    @classmethod
+    def measured(
+        cls, prepare: Callable[[Picture], PreparedImage], see: Callable[[PreparedImage], object]
+    ) -> TowerCost:
+        """See two pictures that show nothing, to know what others will take. Raises what that does."""
+        taken = []
+        for side in MEASURED_SIDES:
+            image = prepare(Picture(side, side, bytes(3 * side * side)))
+            before = mx.get_active_memory()
+            mx.reset_peak_memory()
+            see(image)
+            taken.append((image.nbytes, max(0, mx.get_peak_memory() - before)))
+        return cls.of(taken)
 
     def working_bytes(self, image: PreparedImage) -> int:
         """Return the bytes that are needed while an image is seen."""

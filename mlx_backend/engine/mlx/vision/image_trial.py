@@ -220,7 +220,8 @@ def load_vision(
         raise
     with lock:  # MLX counts the memory of all models together
         try:
-            ImageTrial(vision.measured()).run()
+            vision.measure()
+            ImageTrial(vision).run()
             return vision
         except Exception as error:
             vision.close()

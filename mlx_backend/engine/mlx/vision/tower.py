@@ -26,17 +26,13 @@ from mlx_backend.engine.mlx.vision.families import (
 from mlx_backend.engine.mlx.vision.image_memory import FeatureCache, TowerCost
 from mlx_backend.engine.mlx.vision.vlm_processor import VLMProcessor, to_mlx
 from mlx_backend.engine.mlx.vision.whole import read_whole, share_weights
-from mlx_backend.images import Picture
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Self
 
     from mlx_backend.engine.images import PreparedImage
     from mlx_backend.engine.mlx.loading import Networks
-
-MEASURED_SIDES = (224, 448)
-"""Sides of the pictures that are seen to measure, in pixels."""
+    from mlx_backend.images import Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +144,7 @@ class Vision:
 
     # -- when it is loaded -----------------------------------------------------------------------------------------
 
-    def measured(self) -> Self:
-        """Return it after it has seen two images that show nothing, to know what others will take.
-
-        Raises what the vision tower raises.
-        """
+    def measure(self) -> None:
+        """Read its weights, and find out what images will take. Raises what the vision tower raises."""
         mx.eval(self.whole.parameters())
-        taken = []
-        for side in MEASURED_SIDES:
-            image = self.prepare(Picture(side, side, bytes(3 * side * side)))
-            before = mx.get_active_memory()
-            mx.reset_peak_memory()
-            self._compute(image)
-            taken.append((image.nbytes, max(0, mx.get_peak_memory() - before)))
-        self.cost = TowerCost.of(taken)
-        return self
+        self.cost = TowerCost.measured(self.prepare, self._compute)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from mlx_backend.device.memory import MemoryReservation
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.batch import Outcome
+    from mlx_backend.engine.images import PreparedImage
     from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,6 @@ RESERVED_REPLY_TOKENS = 2048
 """Tokens for which memory is reserved at a time, for a reply that outgrows its reservation."""
 TRIED_TEXT = "The quick brown fox jumps over 12 dogs."
 TRIED_CHUNK = 5
-MEASURED_SIDES = (224, 448)
-"""Sides of the pictures that are seen to measure, in pixels."""
 
 
 class VLMBatch:
@@ -109,7 +108,7 @@ class VLMBatch:
             cost = self._try_text()
             self._processor = self._load_processor()
             if self._processor is not None:
-                self._measure(self._processor)
+                self._cost = TowerCost.measured(self._processor.prepare, self._see)
         if self._processor is None and language is not None:
             raise EngineError("It cannot be shown pictures here.")
         self._budget = self._make_budget(reservation, cost)
@@ -318,7 +317,7 @@ class VLMBatch:
         noise = np.random.default_rng(0).bytes(3 * side * side)
         seen: list[mx.array] = []
         for rgb in (noise, bytes(3 * side * side)):
-            prompt, inputs = self._with_image(processor, Picture(side, side, rgb))
+            prompt, inputs = self._with_image(processor, processor.prepare(Picture(side, side, rgb)))
             run = VLMRun(self._network, prompt, inputs)
             seen.append(run.logits())
         off = self._difference(prompt, inputs, len(prompt), seen[1])
@@ -331,10 +330,13 @@ class VLMBatch:
             raise EngineRefused("it answers alike whatever a picture shows.", "images")
         self._prompts_are_cut &= self._may_cut(run, prompt, inputs, seen[1])
 
-    def _with_image(self, processor: VLMProcessor, picture: Picture) -> tuple[list[int], dict[str, Any]]:
-        """Return a prompt with a picture in the middle, and its inputs."""
+    def _see(self, image: PreparedImage) -> None:
+        assert self._processor is not None
+        VLMRun(self._network, *self._with_image(self._processor, image))
+
+    def _with_image(self, processor: VLMProcessor, image: PreparedImage) -> tuple[list[int], dict[str, Any]]:
+        """Return a prompt with an image in the middle, and its inputs."""
         tokenizer = self._model.tokenizer
-        image = processor.prepare(picture)
         text = tokenizer.encode(TRIED_TEXT, control_tokens=False)
         body = tokenizer.encode(image.written.text, control_tokens=True)
         prompt = [*text, *body, *text]
@@ -359,18 +361,6 @@ class VLMBatch:
         while run.length > 1:
             run.prefill(chunk)
         return max(differences(run.logits(), at_once))
-
-    def _measure(self, processor: VLMProcessor) -> None:
-        """See two pictures that show nothing, to know what others will take."""
-        taken = []
-        for side in MEASURED_SIDES:
-            picture = Picture(side, side, bytes(3 * side * side))
-            prompt, inputs = self._with_image(processor, picture)
-            before = mx.get_active_memory()
-            mx.reset_peak_memory()
-            VLMRun(self._network, prompt, inputs)
-            taken.append((processor.prepare(picture).nbytes, max(0, mx.get_peak_memory() - before)))
-        self._cost = TowerCost.of(taken)
 
     def _make_budget(self, reservation: MemoryReservation, cost: CacheCost) -> KVCacheBudget:
         waiting = PreparedImages() if self._processor is None else self._processor.waiting
