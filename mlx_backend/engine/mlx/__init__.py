@@ -83,7 +83,8 @@ def load_engine(
     batch = MLXBatch(model, chosen, device=device, model_id=model_id, ranks=ranks)
     if ranks is None:
         whole = VLMBatch(model, chosen, device=device, model_id=model_id)
-        return _start_one_process(start, SplitBatch(batch, whole, chosen), whole, str(model), chosen)
+        split = SplitBatch(batch, whole, chosen)
+        return _start_one_process(start, batch, split, whole, str(model), chosen)
     leader = LeaderBatch(batch, ranks)
     engine = start(leader)
     leader.on_lost(partial(_terminate, engine))
@@ -91,9 +92,14 @@ def load_engine(
 
 
 def _start_one_process(
-    start: Callable[[Batch], Engine], batch: Batch, whole: Batch, model: str, options: EngineOptions
+    start: Callable[[Batch], Engine],
+    batch: Batch,
+    split: Batch,
+    whole: Batch,
+    model: str,
+    options: EngineOptions,
 ) -> Engine:
-    """Start an engine with the batch, or with `whole`, mlx-vlm's own network, for a family that only mlx-vlm has."""
+    """Start an engine with the batch, for a model that sees with `split`, or with `whole`, mlx-vlm's own network."""
     from mlx_backend.engine.mlx.vision.families import WholeError, may_run_on_mlx_vlm, only_mlx_vlm_has
     from mlx_backend.models.download import find_folder
     from mlx_backend.models.files import read_json_or_empty
@@ -107,12 +113,12 @@ def _start_one_process(
         config = {}  # loading it says what is wrong
     if only_mlx_vlm_has(config):
         return start(whole)
-    try:
+    if not (sees(config) and may_run_on_mlx_vlm(config)):
         return start(batch)
+    try:
+        return start(split)
     except EngineError as error:
-        # And not memory, or an option.
-        is_mlx_lms = isinstance(error, WholeError) or error.__cause__ is not None
-        if not (is_mlx_lms and sees(config) and may_run_on_mlx_vlm(config)):
+        if error.__cause__ is None and not isinstance(error, WholeError):  # such as too little memory
             raise
         try:
             engine = start(whole)
