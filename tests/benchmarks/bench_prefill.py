@@ -274,7 +274,7 @@ def gap(ours: Ours, options: argparse.Namespace) -> None:
 
 def turns(options: argparse.Namespace) -> None:
     """Print first tokens and the time between tokens of turns that are cached but for their last tokens."""
-    from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache
+    from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import GrowingKVCache
 
     bare, ours = Bare(options.model), Ours(options.model, cache_bytes=1 << 36, memory_bytes=1 << 38)
     prompts = Prompts(4)

@@ -1,7 +1,7 @@
 """The engine on MLX. Importing this is free: mlx and mlx_lm are imported when an engine is loaded.
 
 Apart from this package only `device/mlx.py`, `layers/` and `embedding/mlx/` import them, and a test holds that. What
-breaks when mlx-lm is upgraded is in `mlx_lm_patches.py`.
+breaks when mlx-lm is upgraded is in `mlx_lm_patches`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from mlx_backend.engine.mlx.kv_cache import extract_row, merged, select_rows
-from mlx_backend.engine.mlx.mlx_lm_patches import RewindableRotatingKVCache
+from mlx_backend.engine.mlx.mlx_lm_patches.sliding_windows import RewindableRotatingKVCache
 from mlx_backend.engine.mlx.packed_forward import Segment, shift_of
 
 if TYPE_CHECKING:

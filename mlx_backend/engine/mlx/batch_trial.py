@@ -41,7 +41,7 @@ from mlx_backend.device.mlx import prepares_for_lengths
 from mlx_backend.engine.mlx.arrays import as_ints, coarsest_dtype
 from mlx_backend.engine.mlx.batch_caches import BatchCaches
 from mlx_backend.engine.mlx.kv_cache import alias, can_merge, can_rewind, kind_of
-from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_packing
+from mlx_backend.engine.mlx.mlx_lm_patches.packing import patch_for_packing
 from mlx_backend.engine.mlx.mtp import DRAFTING, head_of, problem_of
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, run_rows, token_ids
 from mlx_backend.engine.mlx.rewinding import RewindPoint, can_take_back, has_to_replay

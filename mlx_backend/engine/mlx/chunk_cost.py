@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from mlx_backend.engine.mlx.mlx_lm_patches import allocated_tokens
+from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import allocated_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -20,14 +20,13 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from mlx_backend.engine.mlx.mlx_lm_patches import (
-    GrowingKVCache,
-    Quantization,
+from mlx_backend.engine.mlx.mlx_lm_patches.attention import Quantization
+from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import GrowingKVCache, SharedArrays
+from mlx_backend.engine.mlx.mlx_lm_patches.merged_caches import merge_rows
+from mlx_backend.engine.mlx.mlx_lm_patches.sliding_windows import (
     RewindableRotatingKVCache,
-    SharedArrays,
     holds_every_token,
     is_in_order,
-    merge_rows,
     set_write_index,
 )
 from mlx_backend.errors import EngineError

@@ -33,13 +33,9 @@ from mlx_lm.models.base import create_attention_mask, create_causal_mask
 from mlx_lm.models.cache import ArraysCache, KVCache
 from mlx_lm.utils import infer_quant_config
 
-from mlx_backend.engine.mlx.mlx_lm_patches import (
-    GrowingKVCache,
-    PackedLayer,
-    TokenPositions,
-    given_embeddings,
-    joined,
-)
+from mlx_backend.engine.mlx.mlx_lm_patches.image_inputs import given_embeddings
+from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import GrowingKVCache
+from mlx_backend.engine.mlx.mlx_lm_patches.packed_layer import PackedLayer, TokenPositions, joined
 from mlx_backend.errors import EngineError, first_line
 from mlx_backend.models.files import read_json_or_empty
 from mlx_backend.models.folders import weight_files

@@ -10,7 +10,7 @@ With CUDA replies without prompts are packed too: for MLX's kernels there the to
 are many (32 replies: 38 ms a step instead of 49; gpt-oss-20b's shapes on an H200). Elsewhere they run as rows of a
 batch, which takes fewer operations (8 replies on a CPU: 0.9 of the processor time).
 
-What this replaces in mlx-lm's networks is in mlx_lm_patches.py. Knows nothing of requests.
+What this replaces in mlx-lm's networks is in mlx_lm_patches. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -23,14 +23,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
 
 from mlx_backend.engine.mlx.kv_cache import alias
-from mlx_backend.engine.mlx.mlx_lm_patches import (
-    LayerView,
-    PackedLayer,
-    TokenPositions,
-    embedding_of,
-    give_embeddings,
-    joined,
-)
+from mlx_backend.engine.mlx.mlx_lm_patches.image_inputs import embedding_of, give_embeddings
+from mlx_backend.engine.mlx.mlx_lm_patches.packed_layer import LayerView, PackedLayer, TokenPositions, joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

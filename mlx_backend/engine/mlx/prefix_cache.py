@@ -48,7 +48,7 @@ from mlx_backend.engine.mlx.kv_cache import (
     rewind_copies,
 )
 from mlx_backend.engine.mlx.kv_cache import cut as cut_layers
-from mlx_backend.engine.mlx.mlx_lm_patches import AppendLease, GrowingKVCache
+from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import AppendLease, GrowingKVCache
 from mlx_backend.engine.mlx.vision.image_memory import FeatureCache
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.kv_cache_budget import KVCacheBudget
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
-    from mlx_backend.engine.mlx.mlx_lm_patches import SharedArrays
+    from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import SharedArrays
     from mlx_backend.engine.mlx.sequences import DecodingSequence
     from mlx_backend.engine.mlx.vision.tower import Vision
 

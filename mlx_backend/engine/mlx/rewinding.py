@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 
 from mlx_backend.engine.mlx.kv_cache import alias, can_rewind, rewind
-from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache
+from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import GrowingKVCache
 
 if TYPE_CHECKING:
     from mlx_backend.engine.mlx.kv_cache import LayerCaches

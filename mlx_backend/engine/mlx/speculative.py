@@ -15,7 +15,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.chunk_cost import padded_sizes
-from mlx_backend.engine.mlx.mlx_lm_patches import MAX_SINGLE_QUERIES
+from mlx_backend.engine.mlx.mlx_lm_patches.attention import MAX_SINGLE_QUERIES
 from mlx_backend.engine.mlx.mtp import HeadCache, last_vector, run_head
 from mlx_backend.engine.mlx.packed_forward import Segment, run_packed
 from mlx_backend.engine.mlx.rewinding import RewindPoint, has_to_replay

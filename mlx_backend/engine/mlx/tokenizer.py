@@ -34,7 +34,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mlx_backend.byte_cache import ByteCache
 from mlx_backend.common_prefix import common_prefix_length
-from mlx_backend.engine.mlx.mlx_lm_patches import python_template, wrapped_tokenizer
+from mlx_backend.engine.mlx.mlx_lm_patches.wrapped_tokenizer import python_template, wrapped_tokenizer
 from mlx_backend.errors import EngineError, EngineRefused, RequestError
 from mlx_backend.foreign_calls import ForeignCalls, run_here
 from mlx_backend.models import files as model_files

@@ -18,7 +18,9 @@ from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_caches import BatchCaches
 from mlx_backend.engine.mlx.kv_cache import LayerCaches
-from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache, MergedKVCache, patch_for_packing
+from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import GrowingKVCache
+from mlx_backend.engine.mlx.mlx_lm_patches.merged_caches import MergedKVCache
+from mlx_backend.engine.mlx.mlx_lm_patches.packing import patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import run_packed
 
 LONG = 40  # tokens, from which a row is not merged here

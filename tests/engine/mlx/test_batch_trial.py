@@ -26,7 +26,7 @@ from mlx_backend.engine.mlx.batch_trial import (
     is_span,
     short_spans,
 )
-from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer
+from mlx_backend.engine.mlx.mlx_lm_patches.packed_layer import PackedLayer
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.registry.base import ModelStatus

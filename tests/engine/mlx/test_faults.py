@@ -18,7 +18,9 @@ from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_trial import BatchTrial
-from mlx_backend.engine.mlx.mlx_lm_patches import MergedKVCache, PackedLayer, patch_for_packing
+from mlx_backend.engine.mlx.mlx_lm_patches.merged_caches import MergedKVCache
+from mlx_backend.engine.mlx.mlx_lm_patches.packed_layer import PackedLayer
+from mlx_backend.engine.mlx.mlx_lm_patches.packing import patch_for_packing
 from mlx_backend.engine.mlx.prefill_queue import PrefillQueue, PrefillStep
 from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError, EngineFailed

@@ -23,13 +23,8 @@ from vision_models import needs_mlx_vlm, write_gemma4, write_qwen3_5
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.kv_cache import is_quantized
-from mlx_backend.engine.mlx.mlx_lm_patches import (
-    DequantizedArray,
-    GrowingKVCache,
-    Quantization,
-    SharedArrays,
-    _attend,
-)
+from mlx_backend.engine.mlx.mlx_lm_patches.attention import DequantizedArray, Quantization, compute_attention
+from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import GrowingKVCache, SharedArrays
 from mlx_backend.layers.architecture import load_network
 
 if TYPE_CHECKING:
@@ -166,12 +161,14 @@ def random(*shape: int, seed: int) -> mx.array:
 def test_attention_on_what_is_held_is_that_on_what_it_stands_for(
     length: int, mask: Any, sinks: mx.array | None, on_cuda: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.mlx_lm_patches.prepares_for_lengths", lambda: on_cuda)
+    monkeypatch.setattr(
+        "mlx_backend.engine.mlx.mlx_lm_patches.attention.prepares_for_lengths", lambda: on_cuda
+    )
     layer = GrowingKVCache(SharedArrays((), Quantization(32, 4)))
     keys, values = layer.update_and_fetch(random(1, 2, 40, 64, seed=1), random(1, 2, 40, 32, seed=2))
     assert isinstance(keys, DequantizedArray)
     queries = random(1, 8, length, 64, seed=3)
-    found = _attend(queries, keys, values, layer, 0.125, mask, sinks)
+    found = compute_attention(queries, keys, values, layer, 0.125, mask, sinks)
     plain = mx.array(keys), mx.array(values)
     expected = base.scaled_dot_product_attention(queries, *plain, None, 0.125, mask, sinks)
     assert mx.allclose(found, expected, rtol=1e-4, atol=VECTOR_ATOL).item()

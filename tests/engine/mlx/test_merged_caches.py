@@ -8,7 +8,11 @@ import pytest
 from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, KVCache, RotatingKVCache
 
 from mlx_backend.engine.mlx.kv_cache import alias, merged, select_rows
-from mlx_backend.engine.mlx.mlx_lm_patches import MergedKVCache, MergedRotatingKVCache, merge_rows
+from mlx_backend.engine.mlx.mlx_lm_patches.merged_caches import (
+    MergedKVCache,
+    MergedRotatingKVCache,
+    merge_rows,
+)
 
 WINDOW = 12
 

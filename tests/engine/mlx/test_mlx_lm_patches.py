@@ -14,12 +14,9 @@ from mlx_lm.utils import load_model
 from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx.batch import MLXBatch
-from mlx_backend.engine.mlx.mlx_lm_patches import (
-    KNOWN_SOURCES,
-    RewindableRotatingKVCache,
-    changed_sources,
-    patch_for_packing,
-)
+from mlx_backend.engine.mlx.mlx_lm_patches.known_sources import KNOWN_SOURCES, changed_sources
+from mlx_backend.engine.mlx.mlx_lm_patches.packing import patch_for_packing
+from mlx_backend.engine.mlx.mlx_lm_patches.sliding_windows import RewindableRotatingKVCache
 from mlx_backend.models.engine_options import EngineOptions
 
 
@@ -31,9 +28,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_installed_mlx_and_mlx_lm_have_the_sources_that_the_patches_were_written_for() -> None:
     changed = "".join(f'\n    "{name}": "{digest}",' for name, digest in changed_sources().items())
     assert not changed, (
-        "Functions or classes that mlx_lm_patches.py replaces or relies on are not the ones it knows. Read what has "
+        "Functions or classes that mlx_lm_patches replaces or relies on are not the ones it knows. Read what has "
         "changed in each, run tests/engine/mlx (packing, speculation, the prefix cache) and the benchmarks, adapt the "
-        f"patches, then state the versions in its first lines and these digests in KNOWN_SOURCES:{changed}"
+        f"patches, then state the versions and these digests in known_sources.py:{changed}"
     )
 
 

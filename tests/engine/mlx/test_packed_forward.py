@@ -14,7 +14,7 @@ from mlx_lm.utils import load_model
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch_trial import BatchTrial
 from mlx_backend.engine.mlx.kv_cache import merged
-from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_packing
+from mlx_backend.engine.mlx.mlx_lm_patches.packing import patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
 
 BY_SEGMENT = {

@@ -16,7 +16,7 @@ from mlx_backend.engine.base import GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.chunk_cost import PADDED_SIZES
-from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer
+from mlx_backend.engine.mlx.mlx_lm_patches.packed_layer import PackedLayer
 from mlx_backend.engine.mlx.prefill_pacer import PrefillPacer
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineError, EngineRefused

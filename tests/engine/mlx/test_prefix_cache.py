@@ -14,7 +14,8 @@ from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.engine.mlx.arrays import as_floats
 from mlx_backend.engine.mlx.chunk_cost import CacheCost
 from mlx_backend.engine.mlx.kv_cache import alias, rewind_copies
-from mlx_backend.engine.mlx.mlx_lm_patches import GrowingKVCache, Quantization, SharedArrays
+from mlx_backend.engine.mlx.mlx_lm_patches.attention import Quantization
+from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import GrowingKVCache, SharedArrays
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache, own_memory
 
 

@@ -21,7 +21,7 @@ from mlx import nn
 from mlx_backend.engine.images import ImageSupport, PromptImage
 from mlx_backend.engine.mlx.arrays import as_floats, coarsest_dtype
 from mlx_backend.engine.mlx.batch_trial import MAX_DIFFERENCE, MAX_NOISE, differences
-from mlx_backend.engine.mlx.mlx_lm_patches import embedding_of, patch_for_added
+from mlx_backend.engine.mlx.mlx_lm_patches.image_inputs import embedding_of, patch_for_added
 from mlx_backend.engine.mlx.packed_forward import run_packed, token_ids
 from mlx_backend.engine.mlx.vision.families import (
     frequency_axes,

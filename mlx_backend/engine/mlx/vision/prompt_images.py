@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_backend.engine.kv_cache_budget import NO_IMAGES, ImageBytes
-from mlx_backend.engine.mlx.mlx_lm_patches import embedding_of
+from mlx_backend.engine.mlx.mlx_lm_patches.image_inputs import embedding_of
 from mlx_backend.engine.mlx.packed_forward import ChunkImages, ForwardError, Segment, shift_of
 from mlx_backend.errors import EngineRefused
 

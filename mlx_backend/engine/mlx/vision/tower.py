@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_backend.device.mlx import weight_bytes
-from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_embeddings
+from mlx_backend.engine.mlx.mlx_lm_patches.image_inputs import patch_for_embeddings
 from mlx_backend.engine.mlx.vision.families import (
     WholeError,
     attends_both_ways,
