@@ -1,4 +1,4 @@
-"""How MLX is first imported in a process: after a fast BLAS is loaded, and without changing the limit on open files.
+"""How MLX is first imported in a process: after a fast BLAS is loaded, without PyTorch, and lowering no limit on files.
 
 Every module that does not itself import MLX imports one that does in this block; a test checks that. Logs which BLAS
 is used.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import resource
+import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -51,6 +52,25 @@ def file_limit_only_raised() -> Iterator[None]:
             resource.setrlimit = original
 
 
+@contextmanager
+def without_torch() -> Iterator[None]:
+    """Within the block transformers, if it is imported for the first time, finds no PyTorch, now and later.
+
+    It would import it wherever it is installed, which takes seconds and hundreds of megabytes for what MLX does here.
+    Code of a model's own may import it afterwards.
+    """
+    if not sys.modules.keys().isdisjoint(("torch", "transformers")):
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]  # as documented: it cannot be imported then
+    try:
+        yield
+        if (looks := sys.modules.get("transformers.utils.import_utils")) is not None:
+            looks.is_torch_available()  # which remembers what it finds
+    finally:
+        del sys.modules["torch"]
+
+
 _ADVICE = (
     "which makes prompts many times slower. Install an optimised BLAS (Debian and Ubuntu: apt install "
     "libopenblas0-pthread), or a C compiler so that NumPy's can be used (apt install gcc libc6-dev), and start again"
@@ -60,7 +80,7 @@ _ADVICE = (
 @contextmanager
 def importing_mlx(blas: BlasChoice) -> Iterator[None]:
     """Within the block MLX and mlx-lm may be imported; the first time, `blas` is arranged for before."""
-    with file_limit_only_raised():  # in one thread at a time
+    with file_limit_only_raised(), without_torch():  # in one thread at a time
         found = use_fast_blas(blas)
         if found is not None:
             _log(found, blas)
