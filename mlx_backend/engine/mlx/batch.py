@@ -387,8 +387,7 @@ class MLXBatch:
             adapter=sequence.adapter,
             can_pack=self.runtime.abilities.can_pack,
             packs_replies=self.runtime.abilities.packs_replies,
-            merges=self.runtime.abilities.merges,
-            merges_long=self.runtime.abilities.merges_long,
+            max_merged_length=self.runtime.abilities.max_merged_length,
             drafting=Drafting(self.draft_pacer) if sequence.drafter is not None else None,
             agree=self._ranks.broadcast if self._ranks is not None else None,
         )

@@ -39,7 +39,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from mlx_backend.device.mlx import prepares_for_lengths
 from mlx_backend.engine.mlx.arrays import as_ints, coarsest_dtype
-from mlx_backend.engine.mlx.batch_caches import BatchCaches
+from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches
 from mlx_backend.engine.mlx.kv_cache import alias, can_merge, can_rewind, kind_of
 from mlx_backend.engine.mlx.mlx_lm_patches.packing import patch_for_packing
 from mlx_backend.engine.mlx.mtp import DRAFTING, head_of, problem_of
@@ -323,18 +323,16 @@ class Abilities:
 
     `can_rewind` says whether the caches can take back all tokens of a step but the first, and `can_pack` whether
     prompts and replies can run together without padding (packed_forward.py); with `packs_replies` replies are run so
-    without prompts, too, and without `merges` on caches of their own, which long ones get without `merges_long`.
-    `unbatched` says why replies cannot be decoded together; it is empty if they can. `can_draft` says whether replies
-    can get drafts, `drafts` for people what a model's MTP head does or why there is none, and `can_pack_drafts` whether
-    the draft model drafts for several at once. With `replays_drafts` the right tokens before a wrong draft have to run
-    again (rewinding.py).
+    without prompts, too. Caches are merged up to `max_merged_length` (BatchCaches). `unbatched` says why replies cannot
+    be decoded together; it is empty if they can. `can_draft` says whether replies can get drafts, `drafts` for people
+    what a model's MTP head does or why there is none, and `can_pack_drafts` whether the draft model drafts for several
+    at once. With `replays_drafts` the right tokens before a wrong draft have to run again (rewinding.py).
     """
 
     can_rewind: bool
     can_pack: bool
     packs_replies: bool
-    merges: bool
-    merges_long: bool
+    max_merged_length: int | None
     unbatched: str
     can_draft: bool
     drafts: str
@@ -375,17 +373,21 @@ def try_networks(networks: Networks, ranks: MLXRanks | None) -> Abilities:
         can_rewind=all(map(can_rewind, layers)),
         can_pack=can_pack,
         packs_replies=packs_replies and can_pack,
-        merges=all(map(can_merge, layers)) and all(trial.merges for trial in trials),
-        # States are not padded, and the weights of such layers would be read for each reply.
-        merges_long=not can_pack
-        or any(trial.repeats_recurrence for trial in trials)
-        or all(isinstance(layer, ArraysCache) for layer in layers),
+        max_merged_length=_max_merged_length(trials, layers, can_pack=can_pack),
         unbatched=unbatched,
         can_draft=can_draft,
         drafts=drafts,
         can_pack_drafts=can_pack and _can_pack_drafts(networks.draft),
         replays_drafts=has_to_replay(layers),
     )
+
+
+def _max_merged_length(trials: Sequence[BatchTrial], layers: LayerCaches, *, can_pack: bool) -> int | None:
+    if not (all(map(can_merge, layers)) and all(trial.merges for trial in trials)):
+        return 0
+    if not can_pack or any(trial.repeats_recurrence for trial in trials):
+        return None  # on caches of their own they would run one by one, or the weights of such layers be read for each
+    return None if all(isinstance(layer, ArraysCache) for layer in layers) else MAX_MERGED_LENGTH
 
 
 def _try_together(

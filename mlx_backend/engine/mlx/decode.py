@@ -32,7 +32,7 @@ import mlx.core as mx
 from mlx_backend.device.mlx import prepares_for_lengths
 from mlx_backend.engine.base import UNBOUNDED_TOKENS
 from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
-from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches
+from mlx_backend.engine.mlx.batch_caches import BatchCaches
 from mlx_backend.engine.mlx.drafting import DraftedRow
 from mlx_backend.engine.mlx.mtp import last_hidden
 from mlx_backend.engine.mlx.packed_forward import (
@@ -60,9 +60,8 @@ class Decoder:
     """The sequences of one network, that of `adapter`.
 
     `can_pack` says whether the network can be run packed, `packs_replies` whether replies are that could run as the
-    rows of a batch, and `merges` whether there are such: without it all run on caches of their own, and without
-    `merges_long` long ones do. `agree` replaces the sampled tokens by those that all processes that share the model
-    use.
+    rows of a batch; their caches are merged up to `max_merged_length` (BatchCaches). `agree` replaces sampled tokens by
+    those that all processes that share the model use.
     """
 
     def __init__(
@@ -72,8 +71,7 @@ class Decoder:
         adapter: str = "",
         can_pack: bool = False,
         packs_replies: bool = False,
-        merges: bool = True,
-        merges_long: bool = True,
+        max_merged_length: int | None = None,
         drafting: Drafting | None = None,
         agree: Callable[[mx.array], mx.array] | None = None,
     ) -> None:
@@ -82,11 +80,10 @@ class Decoder:
         self._network = network
         self._can_pack = can_pack
         self._packs_replies = packs_replies
-        self._merges = merges
-        self._merges_long = merges_long
+        self._max_merged_length = max_merged_length
         self._drafting = drafting
         self._agree = agree
-        self._caches = self._make_caches()
+        self._caches = BatchCaches(max_merged_length=max_merged_length)
         self._next: mx.array | None = None  # the token sampled last for each sequence, being computed
         self._was_drafting = False  # in the last step that could: rows have caches of their own then
         self._tried: Sequence[DecodingSequence] = ()
@@ -118,7 +115,7 @@ class Decoder:
     def drop(self) -> list[DecodingSequence]:
         """Let go of all sequences and of their caches; return them."""
         sequences, self.sequences, self._next = self.sequences, [], None
-        self._caches = self._make_caches()
+        self._caches = BatchCaches(max_merged_length=self._max_merged_length)
         return sequences
 
     def step(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
@@ -246,11 +243,6 @@ class Decoder:
             for segment, tokens in zip(segments, replayed, strict=True)
         ]
         return segments, list(accumulate((segment.tokens.shape[1] for segment in segments), initial=-1))[1:]
-
-    def _make_caches(self) -> BatchCaches:
-        if not self._merges:
-            return BatchCaches(max_merged_length=0)
-        return BatchCaches(max_merged_length=None if self._merges_long else MAX_MERGED_LENGTH)
 
     def _unconstrained_tokens(self, sequence: DecodingSequence) -> int:
         """Return how many tokens may be sampled before the sequence's constraint has to be asked."""

@@ -41,7 +41,6 @@ class Drafting:
     def __init__(self, pacer: DraftPacer) -> None:
         self._pacer = pacer
         self._is_broken = False
-        self._is_drafting = False  # in the last step
         self._had_drafts = False  # in the last step: else the device still computes what that has started
         self._plain_steps = 2  # in a row; none had drafts before that would still be waited for
         self._last_step: tuple[int, float] | None = None  # of how many sequences, and when it ended
@@ -51,7 +50,6 @@ class Drafting:
 
     def plan(self, sequences: Sequence[DecodingSequence], *, constrained: bool) -> list[int]:
         """Return how many tokens to draft for each sequence, at most: `constrained`, if it has a constraint too."""
-        self._is_drafting = False
         self._prefilled = 0, 0.0
         self._num_replayed = sum(sequence.num_to_replay for sequence in sequences)
         if self._is_broken or len(sequences) > MAX_REPLIES:
@@ -73,9 +71,7 @@ class Drafting:
             record.to_replay = sequence.num_to_replay
             record.to_prefill = drafter.num_to_prefill(sequence.tokens) if drafter is not None else 0
         records = [sequence.drafts for sequence in sequences]
-        counts = self._pacer.plan(records, limits, _context(sequences), is_drafting=was_drafting)
-        self._is_drafting = any(counts)
-        return counts
+        return self._pacer.plan(records, limits, _context(sequences), is_drafting=was_drafting)
 
     def propose(
         self,

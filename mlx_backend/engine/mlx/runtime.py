@@ -29,7 +29,6 @@ from mlx_backend.device.mlx import (
 )
 from mlx_backend.engine.kv_cache_budget import MAX_TOKENS, KVCacheBudget
 from mlx_backend.engine.mlx.arrays import coarsest_dtype
-from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH
 from mlx_backend.engine.mlx.batch_trial import try_networks
 from mlx_backend.engine.mlx.chunk_cost import CacheCost
 from mlx_backend.engine.mlx.kv_cache import fresh_caches, is_quantized, kind_of, run_first
@@ -348,10 +347,10 @@ def _cache_budget(
 ) -> KVCacheBudget:
     waiting = PreparedImages() if vision is None else vision.waiting
     waiting.room = lambda: reservation.max_room
-    max_padded = 0
-    if abilities.can_batch and abilities.merges:
+    max_padded, merged = 0, abilities.max_merged_length
+    if abilities.can_batch and merged != 0:
         # What gets longer than can be merged is separated before the next step.
-        max_padded = MAX_TOKENS if abilities.merges_long else MAX_MERGED_LENGTH + 1
+        max_padded = MAX_TOKENS if merged is None else merged + 1
     return KVCacheBudget(
         reservation,
         cost,

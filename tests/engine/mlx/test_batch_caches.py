@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
-from mlx_backend.engine.mlx.batch_caches import BatchCaches
+from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches
 from mlx_backend.engine.mlx.kv_cache import LayerCaches
 from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import GrowingKVCache
 from mlx_backend.engine.mlx.mlx_lm_patches.merged_caches import MergedKVCache
@@ -182,7 +182,7 @@ def expected(batch: MLXBatch, requests: Sequence[GenerationRequest]) -> list[lis
 def test_long_and_short_replies_together_are_those_alone(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.decode.MAX_MERGED_LENGTH", LONG)
+    monkeypatch.setattr("mlx_backend.engine.mlx.batch_trial.MAX_MERGED_LENGTH", LONG)
     seen = set[tuple[int, ...]]()  # how many rows the segments of a step had
     segments = BatchCaches.segments
 
@@ -205,7 +205,7 @@ def test_long_and_short_replies_together_are_those_alone(
 def test_a_long_prompt_reserves_no_padding_for_the_short_ones_beside_it(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.runtime.MAX_MERGED_LENGTH", 200)
+    monkeypatch.setattr("mlx_backend.engine.mlx.batch_trial.MAX_MERGED_LENGTH", 200)
     long, short = (
         GenerationRequest(prompt=text(1, 900), max_tokens=1),
         GenerationRequest(prompt=[5], max_tokens=20),
@@ -228,4 +228,4 @@ def test_long_rows_stay_merged_where_nothing_is_padded_or_recurrent_layers_would
 ) -> None:
     with loaded_batch(write(tmp_path / "model", architecture)) as batch:
         assert batch.runtime.abilities.can_pack
-        assert batch.runtime.abilities.merges_long == merges
+        assert batch.runtime.abilities.max_merged_length == (None if merges else MAX_MERGED_LENGTH)

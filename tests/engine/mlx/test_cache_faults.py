@@ -123,7 +123,7 @@ class Case:
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     """Sliding windows, packed and not; drafts; states next to attention; both in one layer's list of caches."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("mlx_backend.engine.mlx.decode.MAX_MERGED_LENGTH", LONG)
+        patched.setattr("mlx_backend.engine.mlx.batch_trial.MAX_MERGED_LENGTH", LONG)
         model, options = _model(tmp_path_factory.mktemp("model"), request.param)
         with loaded_batch(model, cache_bytes=CACHE_BYTES, **options) as batch:
             assert batch.runtime.abilities.can_batch

@@ -106,7 +106,7 @@ def test_a_turn_is_appended_to_what_is_cached_of_its_conversation_and_copies_not
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the client sends the reply before it back or not; of two at once, one is given a copy."""
-    monkeypatch.setattr("mlx_backend.engine.mlx.decode.MAX_MERGED_LENGTH", 100)
+    monkeypatch.setattr("mlx_backend.engine.mlx.batch_trial.MAX_MERGED_LENGTH", 100)
     model: Path = request.getfixturevalue(name)
     start = [20 + at % 97 for at in range(1030)]
 

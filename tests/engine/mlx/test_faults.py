@@ -202,7 +202,7 @@ def test_caches_that_become_too_long_to_stay_merged_fail_nobody_where_they_canno
     model: Path, refuses: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of three replies the second is the first to outgrow the batch."""
-    monkeypatch.setattr("mlx_backend.engine.mlx.decode.MAX_MERGED_LENGTH", 60)
+    monkeypatch.setattr("mlx_backend.engine.mlx.batch_trial.MAX_MERGED_LENGTH", 60)
     asked = [request([20 + at] * length, count=90) for at, length in enumerate((3, 20, 9))]
     if refuses != "run":
         _refuse_in_the_second_layer(monkeypatch, refuses)

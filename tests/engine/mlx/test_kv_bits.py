@@ -73,7 +73,7 @@ def test_replies_are_packed_on_caches_of_their_own_and_the_log_says_which_layers
     asked = [replace(each, max_tokens=40) for each in requests()]
     with loaded_batch(windowed, kv_bits=4, kv_group_size=32) as batch:
         abilities = batch.runtime.abilities
-        assert (abilities.can_pack, abilities.merges, abilities.unbatched) == (True, False, "")
+        assert (abilities.can_pack, abilities.max_merged_length, abilities.unbatched) == (True, 0, "")
         expected = tokens(alone(batch, asked))
         late, left = {1: 4, 3: 9, 4: 20}, {0: 12}
         found = generate(batch, asked, arrivals=late, cancelled_after=left)

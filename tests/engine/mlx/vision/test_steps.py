@@ -130,9 +130,8 @@ def crowd(seeing: Seeing) -> list[GenerationRequest]:
 def test_long_and_short_replies_about_images_are_together_what_each_is_alone(
     batch: MLXBatch, seeing: Seeing, arrivals: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "mlx_backend.engine.mlx.decode.MAX_MERGED_LENGTH", 48
-    )  # some begin longer, some become so
+    # Some begin longer, some become so.
+    monkeypatch.setattr(batch.runtime, "abilities", replace(batch.runtime.abilities, max_merged_length=48))
     requests = crowd(seeing)
     found = generate(batch, requests, arrivals=dict(enumerate(arrivals)))
     assert [each.tokens for each in found] == [seeing.reply(request) for request in requests]
@@ -141,7 +140,7 @@ def test_long_and_short_replies_about_images_are_together_what_each_is_alone(
 def test_replies_that_stay_are_unchanged_when_others_leave(
     batch: MLXBatch, seeing: Seeing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.decode.MAX_MERGED_LENGTH", 48)
+    monkeypatch.setattr(batch.runtime, "abilities", replace(batch.runtime.abilities, max_merged_length=48))
     requests = crowd(seeing)
     found = generate(batch, requests, cancelled_after={0: 7, 3: 3, 5: 11})
     for at in (1, 2, 4, 6):
