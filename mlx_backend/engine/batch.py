@@ -62,6 +62,8 @@ class ModelInfo:
     """Returns how many tokens of a prompt would have to be prefilled now. On the engine thread, as the next."""
     prefill_room: Callable[[int], float] = lambda priority: math.inf
     """Returns how many that may be of the next request of a priority, for it to be started now."""
+    has_to_wait: Callable[[GenerationRequest], bool] = lambda request: False
+    """Whether a request has to wait for one of its own kind, which holds up no others. On the engine thread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,13 +146,15 @@ class FairQueue[J: QueuedJob]:
             job.share.waiting -= 1
             self._level = job.share.served
 
-    def next(self) -> J:
-        """Return the job that is next. The queue is not empty."""
-        return min(self._jobs, key=_ranks(self._jobs, _served))  # The first of equals.
+    def next(self, among: Sequence[J] = ()) -> J:
+        """Return the job that is next, of all or of these. The queue is not empty."""
+        jobs = among or self._jobs
+        return min(jobs, key=_ranks(jobs, _served))  # The first of equals.
 
-    def shortest(self) -> J:
+    def shortest(self, among: Sequence[J] = ()) -> J:
         """Return the shortest job, of those of the best priority. The queue is not empty."""
-        return min(self._jobs, key=_ranks(self._jobs, lambda job: job.tokens))
+        jobs = among or self._jobs
+        return min(jobs, key=_ranks(jobs, lambda job: job.tokens))
 
     def position_of(self, job: J) -> int | None:
         """Return a job's likely place in the queue, from 1; None if it waits no longer. May be called by any thread.

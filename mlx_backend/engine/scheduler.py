@@ -367,7 +367,10 @@ class Scheduler:
     def _admit(self) -> None:
         while self._queue and len(self._running) < self._max_running:
             assert self._info is not None  # it has been loaded
-            job, shortest = self._queue.next(), self._queue.shortest()
+            ready = [job for job in self._queue if not self._info.has_to_wait(job.request)]
+            if not ready:
+                break
+            job, shortest = self._queue.next(ready), self._queue.shortest(ready)
             if shortest.tokens <= FEW_TOKENS and len(self._running) < self._max_running // 2:
                 job = shortest
             else:

@@ -64,6 +64,7 @@ class SplitBatch:
             image_processor=found.image_processor,
             image_support=found.image_support,
             unbatched=info.unbatched or PICTURES_ONE_AT_A_TIME,
+            has_to_wait=self._has_to_wait,
         )
 
     def unload(self) -> None:
@@ -101,6 +102,10 @@ class SplitBatch:
                 if isinstance(outcome, Ended | EngineError):
                     del self._running[key]
                 yield key, outcome
+
+    def _has_to_wait(self, request: GenerationRequest) -> bool:
+        batch = self._of(request)
+        return batch is self._pictures and batch in self._running.values()
 
     def _of(self, request: GenerationRequest) -> Batch:
         return self._pictures if self._is_split and request.images else self._text

@@ -90,6 +90,16 @@ def test_requests_wait_for_one_another_and_get_what_they_get_alone(one: Seeing) 
     assert [[item.token for item in each if isinstance(item, TokenDelta)] for each in generations] == alone
 
 
+def test_a_picture_that_waits_for_another_holds_up_no_text(one: Seeing) -> None:
+    running = one.engine.generate(one.request((2,), noise(1), TEXT, tokens=900))
+    assert any(isinstance(item, TokenDelta) for item in iter(running.next, None))
+    waiting = one.engine.generate(one.request((2,), noise(2), TEXT))
+    assert one.reply(one.request(LONG))
+    assert waiting.queued() is not None
+    running.close()
+    assert isinstance(list(waiting)[-1], Finished)
+
+
 @pytest.mark.parametrize("kind", [Progress, TokenDelta])
 def test_a_reply_that_is_closed_makes_room_for_the_next(one: Seeing, kind: type) -> None:
     generation = one.engine.generate(one.request(LONG, noise(1), LONG, tokens=900))
