@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_backend.device.mlx import weight_bytes
 from mlx_backend.engine.mlx.mlx_lm_patches.image_inputs import patch_for_embeddings
 from mlx_backend.engine.mlx.vision.families import (
     WholeError,
@@ -25,7 +24,7 @@ from mlx_backend.engine.mlx.vision.families import (
 )
 from mlx_backend.engine.mlx.vision.image_memory import FeatureCache, TowerCost
 from mlx_backend.engine.mlx.vision.vlm_processor import VLMProcessor, to_mlx
-from mlx_backend.engine.mlx.vision.whole import read_whole, share_weights
+from mlx_backend.engine.mlx.vision.whole import own_bytes, read_whole, share_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,7 +63,7 @@ class Vision:
         self.tokenizer = model.tokenizer
         self.config = config
         self.whole, _ = read_whole(model.folder, trust_remote_code=trusts)
-        self._apart = share_weights(self.whole, model.network)
+        share_weights(self.whole, model.network)
         if hasattr(self.whole, "audio_tower"):
             self.whole.audio_tower = None
         self.features = FeatureCache()
@@ -95,7 +94,7 @@ class Vision:
     @property
     def nbytes(self) -> int:
         """The bytes of the weights that are not the language network's."""
-        return weight_bytes(self.whole) - weight_bytes(self.whole.language_model) + self._apart
+        return own_bytes(self.whole, self.network)
 
     def prepare(self, picture: Picture, of_request: int = 0) -> PreparedImage:
         """Return the picture as the vision tower takes it; `of_request` are the bytes of its request's other images.

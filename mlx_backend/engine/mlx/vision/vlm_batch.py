@@ -35,7 +35,7 @@ from mlx_backend.engine.mlx.sequences import DecodingSequence
 from mlx_backend.engine.mlx.vision.families import ONE_AT_A_TIME, lacking_options
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages, TowerCost
 from mlx_backend.engine.mlx.vision.vlm_processor import PROBE_SIDE, VLMProcessor
-from mlx_backend.engine.mlx.vision.whole import VLMRun, read_whole, share_weights
+from mlx_backend.engine.mlx.vision.whole import VLMRun, own_bytes, read_whole, share_weights
 from mlx_backend.errors import EngineError, EngineRefused, first_line
 from mlx_backend.images import Picture
 
@@ -94,8 +94,8 @@ class VLMBatch:
             read=read_whole if language is None else partial(_read_around, language),
         )
         self._model, self._network = model, model.network
-        shared = 0 if language is None else weight_bytes(model.network.language_model)
-        own = weight_bytes(model.network) - shared
+        whole = model.network
+        own = weight_bytes(whole) if language is None else own_bytes(whole, language)
         reservation.set_weights(own)
         self._wired = self._device.wired.add(own)
         self._cleanup.callback(self._wired.close)

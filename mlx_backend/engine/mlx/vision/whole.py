@@ -17,6 +17,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
+from mlx_backend.device.mlx import weight_bytes
 from mlx_backend.engine.mlx.vision.families import WholeError, has_text_of_mlx_lm, may_run_on_mlx_vlm
 from mlx_backend.layers.architecture import WeightGlob, load_network, network_classes, readable
 from mlx_backend.models.files import of_text, read_json_or_empty
@@ -93,21 +94,28 @@ def _read_text_network(folder: Path, *, trust_remote_code: bool) -> tuple[Any, d
     return network, config
 
 
-def share_weights(whole: Any, network: Any) -> int:
-    """Give mlx-vlm's language network the weights of mlx-lm's; return the bytes of those that it has for itself.
-
-    Raises WholeError if they are not the same ones.
-    """
-    own = _by_bare_name(dict(tree_flatten(network.parameters())))
+def share_weights(whole: Any, network: Any) -> None:
+    """Give mlx-vlm's language network the weights of mlx-lm's. Raises WholeError if they are not the same ones."""
     weights = dict(tree_flatten(whole.language_model.parameters()))
-    shared = {name: own[_bare(name)] for name in weights if _bare(name) in own}
-    apart: int = sum(value.nbytes for name, value in weights.items() if name not in shared)
+    shared = _shared(whole, network)
+    apart = sum(value.nbytes for name, value in weights.items() if name not in shared)
     if apart > MAX_APART * sum(value.nbytes for value in weights.values()):
         raise WholeError("mlx-lm's network has other weights than mlx-vlm's")
     if any(shared[name].shape != weights[name].shape for name in shared):
         raise WholeError("mlx-lm's network has weights of other shapes than mlx-vlm's")
     whole.language_model.load_weights(list(shared.items()), strict=False)
-    return apart
+
+
+def own_bytes(whole: Any, network: Any) -> int:
+    """Return the bytes of the weights that mlx-vlm's network does not share with mlx-lm's."""
+    return weight_bytes(whole) - sum(value.nbytes for value in _shared(whole, network).values())
+
+
+def _shared(whole: Any, network: Any) -> dict[str, mx.array]:
+    """Return the weights of mlx-lm's network that mlx-vlm's language network has too, by their names there."""
+    own = _by_bare_name(dict(tree_flatten(network.parameters())))
+    names = dict(tree_flatten(whole.language_model.parameters()))
+    return {name: own[_bare(name)] for name in names if _bare(name) in own}
 
 
 def _give_weights(weights: Mapping[str, mx.array], network: Any) -> None:

@@ -8,14 +8,17 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from mlx import nn
 from seeing import LAYOUTS, TEXT, Seeing, noise
 from vision_models import WRITERS, SeeingModel, needs_mlx_vlm
 from vision_reference import reference
 
+from mlx_backend.device import Device
 from mlx_backend.engine.base import Finished, GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.images import ImageSupport
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.vision.vlm_processor import VLMProcessor
+from mlx_backend.engine.mlx.vision.whole import read_whole
 from mlx_backend.errors import EngineBusy, EngineError, EngineRefused
 
 if TYPE_CHECKING:
@@ -167,6 +170,24 @@ def test_a_processor_that_reads_no_picture_leaves_no_thread(
     with pytest.raises(EngineRefused, match="reads no picture"):
         VLMProcessor(one.model.folder, network, tokenizer, trust_remote_code=False)
     assert set(threading.enumerate()) <= before
+
+
+def test_what_the_language_network_has_for_itself_takes_memory(
+    one: Seeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reserved() -> int:
+        device = Device(8 << 30)
+        with load_engine(one.model.folder, packing=False, device=device):
+            return device.memory.reserved
+
+    def read(*given: Any, **named: Any) -> Any:
+        whole, config = read_whole(*given, **named)
+        whole.language_model.more = nn.Linear(16, 64, bias=False)
+        return whole, config
+
+    before = reserved()
+    monkeypatch.setattr("mlx_backend.engine.mlx.vision.vlm_batch.read_whole", read)
+    assert reserved() == before + 4 * 16 * 64
 
 
 def test_options_that_it_lacks_leave_the_model_without_images(
