@@ -284,6 +284,7 @@ class Decoder:
             return generated
         self._was_drafting = True
         assert self._next is not None
+        num_emitted = [sequence.num_emitted for sequence in sequences]
         generated = self.emit_sampled()
         tokens = as_ints(self._next)
         num_pending = len(generated)
@@ -307,8 +308,8 @@ class Decoder:
             if not any(drafts):
                 generated += self._advance()
         except Exception:
-            for each in generated:  # it is pending again
-                each.sequence.take_back()
+            for sequence, number in zip(sequences, num_emitted, strict=True):
+                sequence.take_back(sequence.num_emitted - number)
             raise
         drafting.on_step(sequences, num_drafted, len(generated) - num_pending)
         return generated

@@ -174,7 +174,11 @@ def _forward(network: Any, tokens: mx.array, layers: Sequence[Any], segments: Se
     embeddings = _embeddings(network, segments)
     if embeddings is not None:
         give_embeddings(network, embeddings)
-    logits: mx.array = network(tokens.astype(mx.uint32), cache=layers)
+    try:
+        logits: mx.array = network(tokens.astype(mx.uint32), cache=layers)
+    finally:
+        if embeddings is not None:
+            give_embeddings(network, None)  # else the next reply would be about these images
     return logits
 
 

@@ -91,6 +91,7 @@ class RequestSampler:
         self.logprobs = request.logprobs
         self.constraint = request.constraint
         self.error: Exception | None = None
+        self.num_seen = 0  # tokens by which the constraint was advanced
         self.text_mask = text_mask
         self._seed = (sampling.seed or 0) & _MASK
         self._bias: tuple[mx.array, mx.array] | None = None
@@ -151,6 +152,7 @@ class RequestSampler:
         if self.constraint is not None and self.error is None:
             try:
                 self.constraint.advance(token)
+                self.num_seen += 1
             except Exception as error:
                 self.error = error
 

@@ -130,18 +130,19 @@ class DecodingSequence:
 
     def suspend(self, drafter: Drafter | HeadDrafter | None) -> None:
         """Forget what was sampled and not emitted: the sequence is prefilled again, and continued from there."""
-        if self.num_emitted and not self.has_pending_token:
-            # The last token was emitted before it was fed, so the constraint has not seen it.
+        if self.sampler.num_seen < self.num_emitted:  # the last token was emitted before it was fed
             self.sampler.advance(self.tokens[-1])
+        elif self.sampler.num_seen > self.num_emitted:  # of drafts, some of which were taken back
+            self.sampler.error = RuntimeError("a step failed after its constraint had seen the next tokens")
         self.num_sampled, self.num_to_replay = self.num_emitted, 0
         self.penalties = self.sampler.penalty_state(self.tokens[len(self.request.prompt) :])
         self.logprobs = None
         self.drafter = drafter  # the old one has caches of its own
 
-    def take_back(self) -> None:
-        """Take the token emitted last back: it is pending again."""
-        self.tokens.pop()
-        self.num_emitted -= 1
+    def take_back(self, count: int) -> None:
+        """Take the tokens emitted last back, which nobody has got."""
+        self.num_emitted -= count
+        del self.tokens[len(self.tokens) - count :]
         self._packed = self._packed[: len(self.tokens) * TOKEN_BYTES]
 
 

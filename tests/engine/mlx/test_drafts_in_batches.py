@@ -14,6 +14,7 @@ from engine_models import WrappedNetwork, write_qwen
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, DraftPacer, Step
+from mlx_backend.engine.mlx.rewinding import RewindPoint
 
 REPLY = 20  # tokens
 SAMPLINGS = (
@@ -200,6 +201,28 @@ def test_a_grammar_and_a_budget_hold_beside_replies_with_drafts(windowed: Path) 
     for reply, constraint in zip(found[1:], constraints, strict=True):
         assert constraint.seen == reply.tokens[: len(constraint.seen)]
         assert len(constraint.seen) >= REPLY - 1
+
+
+def test_drafts_accepted_in_a_step_that_fails_are_generated_again_but_not_under_a_grammar(
+    windowed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grammar has seen them, and would mask other tokens than those that follow."""
+    free, held = requests(2)
+    held = replace(held, constraint=OnlySome(0), sampling=Sampling())
+    rewind, failures = RewindPoint.rewind, iter([False] * 7 + [True])
+
+    def fail_once(point: RewindPoint, count: int, num_run: int) -> int:
+        if next(failures, False):
+            raise ValueError("[slice] not these")
+        return rewind(point, count, num_run)
+
+    with loaded_batch(windowed) as batch:
+        [expected] = alone(batch, [free])
+    monkeypatch.setattr(RewindPoint, "rewind", fail_once)
+    with loaded_batch(windowed, draft_model=str(windowed)) as drafting:
+        found, failed = generate(drafting, [free, held])
+    assert found.tokens == expected.tokens
+    assert "a step failed after its constraint had seen the next tokens" in str(failed.error)
 
 
 class FailsOnce(WrappedNetwork):

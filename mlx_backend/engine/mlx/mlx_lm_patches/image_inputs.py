@@ -33,8 +33,8 @@ def patch_for_embeddings(network: Any) -> None:
     embedding.next_embeddings = _NextEmbeddings()
 
 
-def give_embeddings(network: Any, embeddings: mx.array) -> None:
-    """Have the next call of a network begin with these ([1, tokens, width]), whatever its tokens are."""
+def give_embeddings(network: Any, embeddings: mx.array | None) -> None:
+    """Have the next call of a network begin with these ([1, tokens, width]), whatever its tokens are; None: no more."""
     embedding_of(network).next_embeddings.given = embeddings
 
 

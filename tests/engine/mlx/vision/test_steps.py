@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from drafting import generate, loaded_batch
+from engine_models import WrappedNetwork
 from seeing import LAYOUTS, TEXT, Seeing, noise
 from vision_models import SeeingModel, needs_mlx_vlm
 
@@ -145,6 +146,28 @@ def test_replies_that_stay_are_unchanged_when_others_leave(
     found = generate(batch, requests, cancelled_after={0: 7, 3: 3, 5: 11})
     for at in (1, 2, 4, 6):
         assert found[at].tokens == seeing.reply(requests[at])
+
+
+class FailsFirst(WrappedNetwork):
+    """A network that fails at once, before it has embedded anything, when it is first run."""
+
+    has_failed = False
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        if not self.has_failed:
+            self.has_failed = True
+            raise ValueError("[reshape] not so")
+        return self._network(*given, **named)
+
+
+def test_images_whose_run_failed_are_not_in_the_next_reply(batch: MLXBatch, seeing: Seeing) -> None:
+    about_image, text = seeing.request(noise(90), TEXT), seeing.request((2, *range(30, 40)))
+    networks = batch.runtime.networks.by_adapter
+    networks[""] = FailsFirst(networks[""])
+    [failed] = generate(batch, [about_image])
+    assert failed.error is not None
+    [found] = generate(batch, [text])
+    assert (found.tokens, found.error) == (seeing.reply(text), None)
 
 
 def test_a_warm_up_with_an_image_leaves_only_the_new_words_to_read(
