@@ -79,12 +79,16 @@ class RequestImages:
     """The images of requests to one model. Safe to use from several threads."""
 
     def __init__(self, engine: Engine, loader: ImageLoader | None) -> None:
+        self._engine = engine
         self._model_id = engine.model_id
         self._support = engine.image_support
-        processor = engine.image_processor
-        self._means: tuple[ImageLoader, ImageProcessor] | None = None
-        if loader is not None and processor is not None:
-            self._means = loader, processor
+        self._loader = loader
+
+    @property
+    def _means(self) -> tuple[ImageLoader, ImageProcessor] | None:
+        """What shows images to the model as it is loaded now: an engine that broke has loaded another processor."""
+        processor = self._engine.image_processor
+        return (self._loader, processor) if self._loader is not None and processor is not None else None
 
     @property
     def are_seen(self) -> bool:

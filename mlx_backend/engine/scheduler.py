@@ -129,6 +129,12 @@ class Scheduler:
 
     # -- called from any thread -----------------------------------------------------------------------------
 
+    @property
+    def info(self) -> ModelInfo:
+        """What is loaded now, or was before the engine broke. Only after `start`."""
+        assert self._info is not None
+        return self._info
+
     def start(self) -> ModelInfo:
         """Start the thread, let it load, and return what it loaded; raise what loading raised."""
         self._thread.start()

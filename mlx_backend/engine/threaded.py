@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mlx_backend.engine.base import EngineStatus, PromptStart, Sampling, Tokenizer
-    from mlx_backend.engine.batch import Batch
+    from mlx_backend.engine.batch import Batch, ModelInfo
     from mlx_backend.engine.images import ImageProcessor, ImageSupport
     from mlx_backend.engine.jobs import Generation
     from mlx_backend.errors import EngineStopped
@@ -41,7 +41,11 @@ class Engine:
         self._scheduler = Scheduler(
             batch, max_running=max_concurrent, max_waiting=max_waiting, on_progress=on_progress
         )
-        self._info = self._scheduler.start()
+        self._scheduler.start()
+
+    @property
+    def _info(self) -> ModelInfo:
+        return self._scheduler.info
 
     @property
     def model_id(self) -> str:

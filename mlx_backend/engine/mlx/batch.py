@@ -132,7 +132,7 @@ class MLXBatch:
             unbatched=runtime.abilities.unbatched,
             drafts=runtime.abilities.drafts,
             caches_prompts=runtime.prefix_store.enabled,
-            image_processor=runtime.vision,
+            image_processor=runtime.vision.processor if runtime.vision is not None else None,
             image_support=support_of(model.folder, runtime.vision),
             available_context=partial(_available_context, runtime.cache_budget, context_length),
             set_waker=self._set_waker,
@@ -260,7 +260,10 @@ class MLXBatch:
         one token. What other models' requests leave now is no measure: the reply would grow into their memory, since
         none is cut short for them.
         """
-        images = check_images(request, self.runtime.vision)
+        vision = self.runtime.vision
+        images = (
+            check_images(request, vision.cost, vision.features) if vision else check_images(request, None)
+        )
         prompt, reply = len(request.prompt), request.max_tokens
         if request.expected_tokens is None:
             return prompt + reply, images

@@ -129,7 +129,7 @@ def load_runtime(
     with ExitStack() as cleanup:  # if a step fails, undoes those before it
         reservation = device.memory.reserve(0, limit=options.memory_bytes)
         cleanup.callback(reservation.close)
-        reserve = partial(_reserve_weights, reservation, options.memory_bytes is not None)
+        reserve = partial(reserve_weights, reservation, options.memory_bytes is not None)
         networks = load_networks(
             source,
             options,
@@ -166,7 +166,7 @@ def load_runtime(
         )
         weight_bytes = networks.weight_bytes() + (vision.nbytes if vision is not None else 0)
         if vision is not None:
-            cleanup.callback(vision.close)
+            cleanup.callback(vision.processor.close)
         limit, weights, are_alike = reservation.limit, weight_bytes, True
         if ranks is not None:
             limit, weights, cost, are_alike = ranks.agree_on_memory(limit, weights, cost)
@@ -211,7 +211,7 @@ def load_runtime(
         )
 
 
-def _reserve_weights(reservation: MemoryReservation, has_own_limit: bool, name: str, nbytes: int) -> None:
+def reserve_weights(reservation: MemoryReservation, has_own_limit: bool, name: str, nbytes: int) -> None:
     """Reserve memory for a network's weights before they are read. Raises EngineError if all together do not fit."""
     total, limit = reservation.weights + nbytes, reservation.limit
     if total > room_for_weights(limit):
@@ -345,7 +345,7 @@ def _cache_budget(
     abilities: Abilities,
     vision: Vision | None,
 ) -> KVCacheBudget:
-    waiting = PreparedImages() if vision is None else vision.waiting
+    waiting = PreparedImages() if vision is None else vision.processor.waiting
     waiting.room = lambda: reservation.max_room
     max_padded, merged = 0, abilities.max_merged_length
     if abilities.can_batch and merged != 0:

@@ -107,7 +107,7 @@ class ImageTrial:
         for seed in range(count):
             noise = np.random.default_rng(seed).bytes(3 * width * height)
             picture = Picture(width, height, noise)
-            image = replace(self._vision.prepare(picture), picture=picture)
+            image = replace(self._vision.processor.prepare(picture), picture=picture)
             images.append(PromptImage(len(prompt) + image.written.before, image))
             prompt += self._vision.tokenizer.encode(image.written.text, control_tokens=True)
             prompt += text
@@ -140,7 +140,7 @@ class ImageTrial:
         theirs, self._vision.scale = scales
         if self._vision.scale != theirs:
             assert run.embeddings is not None
-            is_pad = mx.array([list(prompt)])[..., None] == self._vision.pad_token
+            is_pad = mx.array([list(prompt)])[..., None] == self._vision.processor.pad_token
             run.embeddings = mx.where(
                 is_pad, run.embeddings, self._embedded_text(prompt) * self._vision.scale
             )
@@ -216,7 +216,7 @@ def load_vision(
     try:
         check_size("its vision tower", vision.nbytes)
     except EngineError:
-        vision.close()
+        vision.processor.close()
         raise
     with lock:  # MLX counts the memory of all models together
         try:
@@ -224,7 +224,7 @@ def load_vision(
             ImageTrial(vision).run()
             return vision
         except Exception as error:
-            vision.close()
+            vision.processor.close()
             _say_text_only(error, config)
             return None
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.images import PreparedImage, PromptImage
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
+    from mlx_backend.engine.mlx.vision.image_memory import FeatureCache, TowerCost
     from mlx_backend.engine.mlx.vision.tower import Vision
 
 # The bit of a word in a prefix's key that marks an image; token ids are below.
@@ -132,7 +133,7 @@ class PromptImages:
             raise ForwardError from error
         traits = self._vision.traits
         if traits.reads_pads_as is not None:
-            is_pad = array_of_tokens == self._vision.pad_token
+            is_pad = array_of_tokens == self._vision.processor.pad_token
             array_of_tokens = mx.where(is_pad, traits.reads_pads_as, array_of_tokens)
         return Segment(
             array_of_tokens,
@@ -197,20 +198,23 @@ class PromptImages:
         return found
 
 
-def check_images(request: GenerationRequest, vision: Vision | None) -> ImageBytes:
+def check_images(
+    request: GenerationRequest, cost: TowerCost | None, features: FeatureCache | None = None
+) -> ImageBytes:
     """Return what a request's images need in addition to its caches.
 
-    Raises EngineRefused for images that cannot be seen here, or that do not stand where their pad tokens are.
+    With `features`, what was made of images is cached there, and they are seen one after the other; without, all at
+    once. Raises EngineRefused for images that cannot be seen here, or that do not stand where their pad tokens are.
     """
     if not request.images:
         return NO_IMAGES
-    if vision is None:
+    if cost is None:
         raise EngineRefused("This model cannot see images here.", "images")
     for before, after in pairwise(request.images):
         if before.end > after.start:
             raise EngineRefused("The images of a prompt overlap, or are not in order.", "images")
     for each in request.images:
-        if not each.image.can_be_seen and vision.features.find(each.image.digest) is None:
+        if not each.image.can_be_seen and (features is None or features.find(each.image.digest) is None):
             raise EngineRefused(
                 "What was made of an image that was seen before is not kept any more.", "images"
             )
@@ -221,4 +225,7 @@ def check_images(request: GenerationRequest, vision: Vision | None) -> ImageByte
                 "images",
             )
     images = {id(each.image): each.image for each in request.images}.values()
-    return ImageBytes(sum(each.nbytes for each in images), max(map(vision.cost.working_bytes, images)))
+    waiting = sum(each.nbytes for each in images)
+    if features is None:
+        return ImageBytes(waiting, sum(cost.working_bytes(each.image) for each in request.images))
+    return ImageBytes(waiting, max(map(cost.working_bytes, images)))

@@ -53,14 +53,20 @@ class SplitBatch:
             )
             return info
         try:
-            found = self._pictures.load(on_progress, model.network)
+            found = self._pictures.load(on_progress, model)
         except EngineError as error:
             self._pictures.unload()
             log.warning("%s answers text only: %s", model.name, error)
             return info
         self._is_split = True
+
+        def set_waker(wake: Callable[[], None]) -> None:
+            info.set_waker(wake)
+            found.set_waker(wake)
+
         return replace(
             info,
+            set_waker=set_waker,
             image_processor=found.image_processor,
             image_support=found.image_support,
             unbatched=info.unbatched or PICTURES_ONE_AT_A_TIME,

@@ -23,15 +23,14 @@ from mlx_backend.engine.mlx.vision.families import (
     both_ways_in_windows,
 )
 from mlx_backend.engine.mlx.vision.image_memory import FeatureCache, TowerCost
-from mlx_backend.engine.mlx.vision.vlm_processor import VLMProcessor, to_mlx
-from mlx_backend.engine.mlx.vision.whole import own_bytes, read_whole, share_weights
+from mlx_backend.engine.mlx.vision.vlm_processor import VLMProcessor
+from mlx_backend.engine.mlx.vision.whole import embed, own_bytes, read_whole, share_weights, to_mlx
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mlx_backend.engine.images import PreparedImage
     from mlx_backend.engine.mlx.loading import Networks
-    from mlx_backend.images import Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,7 @@ class ImageTraits:
 class Vision:
     """What a loaded model sees with. `traits` say what its images need of the language network.
 
-    `prepare` may be called from any thread, the other methods only on the engine's, which has made this. `waiting`
-    counts what was prepared, and `features` are what was made of images.
+    Belongs to the engine's thread, but for its `processor`. `features` are what was made of images.
     """
 
     def __init__(self, networks: Networks, config: Mapping[str, Any]) -> None:
@@ -74,9 +72,6 @@ class Vision:
             trust_remote_code=trusts,
             is_seen=self.features.__contains__,
         )
-        self.close = self.processor.close
-        self.waiting = self.processor.waiting
-        self.pad_token, self.part = self.processor.pad_token, self.processor.part
         self.cost = TowerCost()
         self.scale = 1.0
         complete = {**config, "text_config": asdict(self.whole.config.text_config)}
@@ -96,13 +91,6 @@ class Vision:
         """The bytes of the weights that are not the language network's."""
         return own_bytes(self.whole, self.network)
 
-    def prepare(self, picture: Picture, of_request: int = 0) -> PreparedImage:
-        """Return the picture as the vision tower takes it; `of_request` are the bytes of its request's other images.
-
-        Raises EngineRefused for one that it cannot take, EngineBusy while too many of others wait to be seen.
-        """
-        return self.processor.prepare(picture, of_request)
-
     def see(self, image: PreparedImage) -> mx.array:
         """Return an image's embeddings, and what is added to the outputs of layers ([1 + layers, tokens, width]).
 
@@ -115,7 +103,8 @@ class Vision:
     def _compute(self, image: PreparedImage) -> mx.array:
         written = image.written
         body = self.tokenizer.encode(written.text, control_tokens=True)
-        found = self._embedded(body, self.processor.inputs_of(image))
+        inputs = {name: to_mlx(value) for name, value in self.processor.inputs_of(image).items()}
+        found = embed(self.whole, mx.array([body]), inputs)
         if found.inputs_embeds.shape[1] != len(body):
             raise WholeError("mlx-vlm makes more or fewer embeddings of a picture than it has tokens")
         places = slice(written.before, written.before + len(written.tokens))
@@ -125,19 +114,12 @@ class Vision:
         mx.clear_cache()
         return features
 
-    def _embedded(self, tokens: Sequence[int], inputs: Mapping[str, Any]) -> Any:
-        """Return what mlx-vlm's network makes of tokens and the inputs of the images among them."""
-        given = {name: to_mlx(value) for name, value in inputs.items()}
-        pixels = given.pop("pixel_values", None)
-        row = mx.array([list(tokens)])
-        return self.whole.get_input_embeddings(row, pixels, mask=mx.ones_like(row), **given)
-
     def _added(self, found: Any, body: Sequence[int], places: slice) -> list[mx.array]:
         """Return what an image's places get after each of the first layers ([tokens, width] each)."""
         added = getattr(found, "deepstack_visual_embeds", None)
         if added is None or not len(added):
             return []
-        is_pad = np.array(body[places]) == self.pad_token
+        is_pad = np.array(body[places]) == self.processor.pad_token
         among = mx.array(np.maximum(np.cumsum(is_pad) - 1, 0))
         return [mx.where(mx.array(is_pad)[:, None], each[among], 0.0) for each in added]
 
@@ -146,4 +128,4 @@ class Vision:
     def measure(self) -> None:
         """Read its weights, and find out what images will take. Raises what the vision tower raises."""
         mx.eval(self.whole.parameters())
-        self.cost = TowerCost.measured(self.prepare, self._compute)
+        self.cost = TowerCost.measured(self.processor.prepare, self._compute)

@@ -15,29 +15,33 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_backend.device.mlx import weight_bytes
+from mlx_backend.device.mlx import set_precision
 from mlx_backend.engine.base import Progress, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelInfo
 from mlx_backend.engine.images import ImageSupport, PromptImage
-from mlx_backend.engine.kv_cache_budget import NO_IMAGES, ImageBytes, KVCacheBudget
+from mlx_backend.engine.kv_cache_budget import KVCacheBudget
 from mlx_backend.engine.mlx.arrays import as_ints, coarsest_dtype, evaluate_async
 from mlx_backend.engine.mlx.batch_trial import MAX_DIFFERENCE, MAX_NOISE, differences
 from mlx_backend.engine.mlx.chunk_cost import CacheCost
 from mlx_backend.engine.mlx.loading import load_model
+from mlx_backend.engine.mlx.runtime import reserve_weights
 from mlx_backend.engine.mlx.sampling import RequestSampler, sample, text_token_mask
 from mlx_backend.engine.mlx.sequences import DecodingSequence
 from mlx_backend.engine.mlx.vision.families import ONE_AT_A_TIME, lacking_options
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages, TowerCost
+from mlx_backend.engine.mlx.vision.prompt_images import check_images
 from mlx_backend.engine.mlx.vision.vlm_processor import PROBE_SIDE, VLMProcessor
 from mlx_backend.engine.mlx.vision.whole import VLMRun, own_bytes, read_whole, share_weights
 from mlx_backend.errors import EngineError, EngineRefused, first_line
 from mlx_backend.images import Picture
+from mlx_backend.models.folders import explain_load_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +52,8 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.batch import Outcome
     from mlx_backend.engine.images import PreparedImage
+    from mlx_backend.engine.kv_cache_budget import ImageBytes
+    from mlx_backend.engine.mlx.loading import CheckSize, LoadedNetwork
     from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)
@@ -74,10 +80,10 @@ class VLMBatch:
         self._running: tuple[DecodingSequence, Iterator[Outcome]] | None = None
         self._processor: VLMProcessor | None = None
 
-    def load(self, on_progress: Callable[[float], None], language: Any = None) -> ModelInfo:
-        """Load the model on this thread, and try it; `language` is mlx-lm's network of it, whose weights it takes.
+    def load(self, on_progress: Callable[[float], None], text: LoadedNetwork | None = None) -> ModelInfo:
+        """Load the model on this thread, and try it; `text` is it with mlx-lm's network, whose weights it shares.
 
-        Raises EngineError, with that network also if it cannot be shown pictures.
+        Raises EngineError, next to that network also if it cannot be shown pictures.
         """
         options, memory = self._options, self._device.memory
         if lacking := lacking_options(options):
@@ -86,30 +92,28 @@ class VLMBatch:
             )
         reservation = memory.reserve(0, limit=options.memory_bytes)
         self._cleanup.callback(reservation.close)
-        model = load_model(
-            self._source,
-            options,
-            on_progress,
-            caches=memory.host_caches,
-            read=read_whole if language is None else partial(_read_around, language),
-        )
+        check_size = partial(reserve_weights, reservation, options.memory_bytes is not None)
+        if text is not None:
+            model = _around(text, options, check_size)
+        else:
+            model = load_model(
+                self._source,
+                options,
+                on_progress,
+                check_size=check_size,
+                caches=memory.host_caches,
+                read=read_whole,
+            )
         self._model, self._network = model, model.network
-        whole = model.network
-        own = weight_bytes(whole) if language is None else own_bytes(whole, language)
-        reservation.set_weights(own)
-        self._wired = self._device.wired.add(own)
-        self._cleanup.callback(self._wired.close)
+        self._cleanup.callback(self._device.wired.add(reservation.weights).close)
         self._text_mask = text_token_mask(
             model.tokenizer.vocabulary_size, model.tokenizer.special_tokens.keys()
         )
         self._prompts_are_cut = True
-        self._cost = TowerCost()
         with self._device.lock:  # MLX counts the memory of all models together
             cost = self._try_text()
             self._processor = self._load_processor()
-            if self._processor is not None:
-                self._cost = TowerCost.measured(self._processor.prepare, self._see)
-        if self._processor is None and language is not None:
+        if self._processor is None and text is not None:
             raise EngineError("It cannot be shown pictures here.")
         self._budget = self._make_budget(reservation, cost)
         log.info("%s runs on mlx-vlm's own network, one reply at a time.", model.name)
@@ -200,20 +204,11 @@ class VLMBatch:
 
     def _needed_memory(self, request: GenerationRequest) -> tuple[int, ImageBytes]:
         length = len(request.prompt)
-        images = self._check_images(request)
+        images = check_images(request, self._cost if self._processor is not None else None)
         if request.expected_tokens is None:
             return length + request.max_tokens, images
         tokens = length + min(request.max_tokens, max(request.expected_tokens, 1))
         return self._budget.fitting_ever(tokens, length + 1, images), images
-
-    def _check_images(self, request: GenerationRequest) -> ImageBytes:
-        if not request.images:
-            return NO_IMAGES
-        if self._processor is None:
-            raise EngineRefused("This model cannot see images here.", "images")
-        images = {id(each.image): each.image for each in request.images}.values()
-        total = sum(each.nbytes for each in images)
-        return ImageBytes(total, max(map(self._cost.working_bytes, images)))
 
     # -- the network -----------------------------------------------------------------------------------------
 
@@ -302,6 +297,7 @@ class VLMBatch:
                 trust_remote_code=self._options.trust_remote_code,
             )
             self._try_image(processor)
+            self._cost = TowerCost.measured(processor.prepare, partial(self._see, processor))
         except Exception as error:
             log.warning("%s cannot be shown images here; it answers text only: %s", name, first_line(error))
             log.debug("The model's processor or vision tower failed.", exc_info=error)
@@ -330,9 +326,8 @@ class VLMBatch:
             raise EngineRefused("it answers alike whatever a picture shows.", "images")
         self._prompts_are_cut &= self._may_cut(run, prompt, inputs, seen[1])
 
-    def _see(self, image: PreparedImage) -> None:
-        assert self._processor is not None
-        VLMRun(self._network, *self._with_image(self._processor, image))
+    def _see(self, processor: VLMProcessor, image: PreparedImage) -> None:
+        VLMRun(self._network, *self._with_image(processor, image))
 
     def _with_image(self, processor: VLMProcessor, image: PreparedImage) -> tuple[list[int], dict[str, Any]]:
         """Return a prompt with an image in the middle, and its inputs."""
@@ -376,8 +371,13 @@ class VLMBatch:
         return budget
 
 
-def _read_around(language: Any, folder: Path, *, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
-    """Return mlx-vlm's network with the weights of mlx-lm's. Raises WholeError if they are not the same ones."""
-    whole, config = read_whole(folder, trust_remote_code=trust_remote_code)
-    share_weights(whole, language)
-    return whole, config
+def _around(text: LoadedNetwork, options: EngineOptions, check_size: CheckSize) -> LoadedNetwork:
+    """Return a model with mlx-vlm's network, which shares the weights of mlx-lm's. Raises EngineError."""
+    with explain_load_errors(text.name):
+        network, _ = read_whole(text.folder, trust_remote_code=options.trust_remote_code)
+        share_weights(network, text.network)
+        set_precision(network, text.name)
+    check_size(text.name, own_bytes(network, text.network))
+    with explain_load_errors(text.name):
+        mx.eval(network.parameters())
+    return replace(text, network=network)

@@ -9,7 +9,8 @@ mlx-vlm's own generation wants all pictures of a prompt together, with inputs th
 for each token. For that (`inputs`) the processor gets the pictures with as many filler tokens around them as the prompt
 has tokens there.
 
-Knows no requests. MLX's arrays belong to threads: what is asked from other threads is done on one of its own.
+Knows no requests. Processors are not made for several threads, and MLX's arrays belong to threads: each processor runs
+on a thread of its own, and what it makes leaves that as numpy arrays.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_backend.engine.images import PreparedImage, WrittenImage, bytes_of
+from mlx_backend.engine.kv_cache_budget import RETRY_AFTER
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
-from mlx_backend.errors import EngineError, EngineRefused, first_line
+from mlx_backend.engine.mlx.vision.whole import to_mlx
+from mlx_backend.errors import EngineBusy, EngineError, EngineRefused, first_line
 from mlx_backend.images import Picture
 from mlx_backend.models.files import read_json_or_empty
 
@@ -54,7 +57,7 @@ _OF_TOKENS = ("input_ids", "attention_mask")
 
 
 class VLMProcessor:
-    """Prepares pictures for one model. Safe to use from any thread, but for `inputs`, which is the engine's.
+    """Prepares pictures for one model. Safe to use from any thread.
 
     `whole` is mlx-vlm's network. The inputs of pictures of which it `is_seen`, by their digests, what the network makes
     of them are not held.
@@ -98,9 +101,10 @@ class VLMProcessor:
             raise
 
     def close(self) -> None:
-        """End its thread."""
+        """End its thread, and let go of the network, which whoever still has this would hold."""
         self._worker.submit(_clean_up)
         self._worker.shutdown()
+        self._rope_index, self._is_seen = None, lambda _digest: True
 
     def prepare(self, picture: Picture, of_request: int = 0) -> PreparedImage:
         """Return the picture with how it is written; `of_request` are the bytes of its request's other images.
@@ -110,8 +114,7 @@ class VLMProcessor:
         digest, inputs = picture.digest, dict[str, Any]()
         known = self._written.get(digest)
         if known is None or not self._is_seen(digest):
-            found = self._worker.submit(self._write, self._own_part, picture, self.pad_token)
-            written, inputs = found.result()
+            written, inputs = self._on_worker(self._write, self._own_part, picture, self.pad_token)
             known = self._written[digest] = written, bytes_of(inputs)
             while len(self._written) > MAX_WRITTEN:
                 self._written.popitem(last=False)
@@ -128,7 +131,7 @@ class VLMProcessor:
         if image.inputs:
             return dict(image.inputs)
         assert image.picture is not None
-        return self._worker.submit(self._write, self._own_part, image.picture, self.pad_token).result()[1]
+        return self._on_worker(self._write, self._own_part, image.picture, self.pad_token)[1]
 
     def inputs(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Inputs:
         """Return the network's inputs for a prompt's images. Raises EngineRefused if they do not fit the prompt."""
@@ -142,7 +145,8 @@ class VLMProcessor:
         for _ in range(
             2
         ):  # once more if the processor puts a token of its own first, or takes the last one away
-            made = self._run(self._text([fillers[0] - lead, *fillers[1:]], self._own_part), pictures)
+            text = self._text([fillers[0] - lead, *fillers[1:]], self._own_part)
+            made = self._on_worker(self._run, text, pictures)
             tokens = made["input_ids"]
             starts = [at for at, token in enumerate(tokens) if token == self.pad_token]
             added = starts[0] - images[0].start if starts else 0
@@ -158,13 +162,21 @@ class VLMProcessor:
             )
         return {name: value for name, value in made.items() if name not in _OF_TOKENS}
 
+    def _on_worker[**P, T](self, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+        """Return what a call returns on the processor's thread. Raises EngineBusy after `close`."""
+        try:
+            found = self._worker.submit(call, *given, **named)
+        except RuntimeError:  # the engine broke while a request was prepared
+            raise EngineBusy("The model is being loaded again. Try again in a moment.", RETRY_AFTER) from None
+        return found.result()
+
     def _probed(self, config: Mapping[str, Any]) -> tuple[int, str, str]:
         """Return the pad token, what the template writes for an image, and what the processor reads as one."""
         picture = Picture(PROBE_SIDE, PROBE_SIDE, bytes(range(256)) * (3 * PROBE_SIDE * PROBE_SIDE // 256))
         errors: list[Exception] = []
         for part, is_in_template in self._parts(config):
             try:
-                written, _ = self._worker.submit(self._write, part, picture).result()
+                written, _ = self._on_worker(self._write, part, picture)
             except EngineRefused as error:
                 errors.append(error)
                 continue
@@ -219,7 +231,7 @@ class VLMProcessor:
         """Return how a picture is written, and the vision tower's inputs. Raises EngineRefused."""
         made = self._run(self._text((1, 2), part), [picture])  # DeepSeek-OCR's takes the last token away
         tokens = made["input_ids"]
-        inputs = {name: _to_numpy(value) for name, value in made.items() if name not in _OF_TOKENS}
+        inputs = {name: value for name, value in made.items() if name not in _OF_TOKENS}
         if not bytes_of(inputs):  # such as a tokenizer in place of a processor that could not be made
             raise EngineRefused("The model's processor makes nothing of a picture.", "images")
         fillers = [at for at, token in enumerate(tokens) if token == self._filler]
@@ -259,7 +271,9 @@ class VLMProcessor:
         if self._rope_index is None:
             return None, 0
         known = inspect.signature(self._rope_index).parameters
-        named = {name: value for name, value in made.items() if name in known and name not in _OF_TOKENS}
+        named = {
+            name: to_mlx(value) for name, value in made.items() if name in known and name not in _OF_TOKENS
+        }
         found, delta = self._rope_index(mx.array([list(body)]), **named)
         positions = np.array(found).reshape(-1, len(body))
         if len(positions) != AXES:
@@ -279,7 +293,8 @@ class VLMProcessor:
                 prompts=text,
                 image_token_index=self._image_token_index,
             )
-            return {**made, "input_ids": np.asarray(made["input_ids"]).reshape(-1).tolist()}
+            found = {name: _to_numpy(value) for name, value in made.items()}
+            return {**found, "input_ids": np.asarray(found["input_ids"]).reshape(-1).tolist()}
         except Exception as error:
             raise EngineRefused(
                 f"The image cannot be prepared for this model: {first_line(error)}.", "images"
@@ -293,13 +308,6 @@ def _to_numpy(value: Any) -> Any:
     if isinstance(value, mx.array):
         return np.array(value.astype(mx.float32) if value.dtype == mx.bfloat16 else value)
     return value
-
-
-def to_mlx(value: Any) -> Any:
-    """Return what `PreparedImage.inputs` has, as a network takes it."""
-    if isinstance(value, list):
-        return [to_mlx(each) for each in value]
-    return mx.array(value) if isinstance(value, np.ndarray) else value
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten
 
@@ -151,6 +152,19 @@ def _bare(name: str) -> str:
     return _NESTING.sub("", name)
 
 
+def to_mlx(value: Any) -> Any:
+    """Return an input of a prompt's images (vlm_processor.py) as a network takes it."""
+    if isinstance(value, list):
+        return [to_mlx(each) for each in value]
+    return mx.array(value) if isinstance(value, np.ndarray) else value
+
+
+def embed(network: Any, tokens: mx.array, inputs: Mapping[str, Any]) -> Any:
+    """Return what mlx-vlm's network makes of tokens ([1, tokens]) and the inputs of the images among them."""
+    more = {name: value for name, value in inputs.items() if name != "pixel_values"}
+    return network.get_input_embeddings(tokens, inputs.get("pixel_values"), mask=mx.ones_like(tokens), **more)
+
+
 class VLMRun:
     """A prompt that is run through mlx-vlm's network, as mlx-vlm's own generation does it."""
 
@@ -162,10 +176,9 @@ class VLMRun:
             if hasattr(self._language, name):
                 setattr(self._language, name, None)
         self._tokens = mx.array([list(prompt)])
-        given = {name: value for name, value in inputs.items() if name != "pixel_values"}
-        found = network.get_input_embeddings(
-            self._tokens, inputs.get("pixel_values"), mask=mx.ones_like(self._tokens), **given
-        )
+        given = {name: to_mlx(value) for name, value in inputs.items()}
+        found = embed(network, self._tokens, given)
+        given.pop("pixel_values", None)
         self.embeddings: mx.array | None = found.inputs_embeds
         more = {name: value for name, value in found.to_dict().items() if value is not None}
         del more["inputs_embeds"]

@@ -192,12 +192,12 @@ def test_images_that_wait_are_given_back_with_their_requests(folder: SeeingModel
     with loaded_batch(folder.folder) as batch:
         vision = batch.runtime.vision
         assert vision is not None
-        before = vision.waiting.nbytes
-        prepared = vision.prepare(noise(92))
-        assert vision.waiting.nbytes == before + prepared.nbytes
+        before = vision.processor.waiting.nbytes
+        prepared = vision.processor.prepare(noise(92))
+        assert vision.processor.waiting.nbytes == before + prepared.nbytes
         del prepared
         gc.collect()
-        assert vision.waiting.nbytes == before
+        assert vision.processor.waiting.nbytes == before
 
 
 @needs_mlx_vlm

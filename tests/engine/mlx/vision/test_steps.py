@@ -224,7 +224,7 @@ def test_a_picture_that_was_seen_is_prepared_again_only_if_what_was_made_of_it_i
     [place] = prompt.images
 
     def asked() -> GenerationRequest:
-        return replace(prompt, images=[PromptImage(place.start, vision.prepare(picture))])
+        return replace(prompt, images=[PromptImage(place.start, vision.processor.prepare(picture))])
 
     for count in (1, 1):
         [found] = generate(batch, [request := asked()])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +18,22 @@ from vision_reference import reference
 
 from mlx_backend.device import Device
 from mlx_backend.engine.base import Finished, GenerationRequest, Progress, Sampling, TokenDelta
-from mlx_backend.engine.images import ImageSupport
-from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.images import ImageSupport, PromptImage
+from mlx_backend.engine.mlx import load_engine, loading
+from mlx_backend.engine.mlx.batch import MLXBatch
+from mlx_backend.engine.mlx.vision import tower, vlm_batch, whole
+from mlx_backend.engine.mlx.vision.image_memory import TowerCost
+from mlx_backend.engine.mlx.vision.split_batch import SplitBatch
+from mlx_backend.engine.mlx.vision.vlm_batch import VLMBatch
 from mlx_backend.engine.mlx.vision.vlm_processor import VLMProcessor
-from mlx_backend.engine.mlx.vision.whole import read_whole
-from mlx_backend.errors import EngineBusy, EngineError, EngineRefused
+from mlx_backend.errors import EngineBusy, EngineError, EngineFailed, EngineRefused
+from mlx_backend.models.engine_options import EngineOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from mlx_backend.engine.batch import ModelInfo
 
 pytestmark = needs_mlx_vlm
 
@@ -181,13 +191,158 @@ def test_what_the_language_network_has_for_itself_takes_memory(
             return device.memory.reserved
 
     def read(*given: Any, **named: Any) -> Any:
-        whole, config = read_whole(*given, **named)
-        whole.language_model.more = nn.Linear(16, 64, bias=False)
-        return whole, config
+        network, config = whole.read_whole(*given, **named)
+        network.language_model.more = nn.Linear(16, 64, bias=False)
+        return network, config
 
     before = reserved()
-    monkeypatch.setattr("mlx_backend.engine.mlx.vision.vlm_batch.read_whole", read)
+    monkeypatch.setattr(vlm_batch, "read_whole", read)
     assert reserved() == before + 4 * 16 * 64
+
+
+@pytest.mark.parametrize("packing", [True, False], ids=["in the batch", "next to it"])
+def test_pictures_are_seen_again_and_nothing_stays_in_memory_after_the_engine_broke(
+    one: Seeing, packing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    networks: list[weakref.ref[Any]] = []
+    read = whole.read_whole
+
+    def noting(*given: Any, **named: Any) -> Any:
+        found = read(*given, **named)
+        networks.append(weakref.ref(found[0].language_model))
+        return found
+
+    for module in (tower, vlm_batch):
+        monkeypatch.setattr(module, "read_whole", noting)
+    with load_engine(one.model.folder, packing=packing, cache_bytes=0, max_concurrent=1) as engine:
+        seeing = Seeing(one.model, engine)
+        parts = ((2,), noise(3), TEXT)
+        expected = seeing.reply(seeing.request(*parts))
+        gc.collect()
+        first = [each for each in networks if each() is not None]
+        assert first
+        step, are_both_sent = MLXBatch.step, threading.Event()
+
+        def breaking(self: MLXBatch) -> Any:
+            monkeypatch.setattr(MLXBatch, "step", step)
+            are_both_sent.wait()
+            raise MemoryError("no memory left")
+
+        before = engine.image_processor
+        assert before is not None
+        monkeypatch.setattr(MLXBatch, "step", breaking)
+        failing, waiting = (engine.generate(seeing.request(LONG)) for _ in range(2))
+        are_both_sent.set()
+        with pytest.raises(EngineFailed, match="no memory left"):
+            list(failing)
+        assert list(waiting)
+        assert seeing.reply(seeing.request(*parts)) == expected
+        gc.collect()
+        assert not any(each() for each in first), "the networks that were loaded first are held"
+        with pytest.raises(EngineBusy, match="loaded again"):  # a request that was being prepared then
+            before.prepare(noise(99))
+
+
+def test_a_prompts_inputs_are_made_where_its_pictures_are_prepared(
+    one: Seeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No family's processor is made for several threads."""
+    threads: set[str] = set()
+    run = VLMProcessor._run
+
+    def noting(self: VLMProcessor, *given: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return run(self, *given)
+
+    monkeypatch.setattr(VLMProcessor, "_run", noting)
+    assert one.reply(one.request((2,), noise(41), TEXT))
+    assert len(threads) == 1
+
+
+@pytest.fixture
+def split(one: Seeing) -> Iterator[tuple[SplitBatch, ModelInfo]]:
+    options, device = EngineOptions(packing=False, cache_bytes=0), Device(8 << 30)
+    text = MLXBatch(one.model.folder, options, device=device)
+    batch = SplitBatch(text, VLMBatch(one.model.folder, options, device=device), options)
+    yield batch, batch.load(lambda _: None)
+    batch.unload()
+
+
+def test_memory_is_set_aside_for_all_pictures_of_a_prompt_which_are_seen_at_once(
+    split: tuple[SplitBatch, ModelInfo], one: Seeing
+) -> None:
+    pictures = split[0]._pictures
+    (_, single), (_, pair) = (
+        pictures._needed_memory(one.request(*[noise(3)] * count, TEXT)) for count in (1, 2)
+    )
+    assert (pair.waiting, pair.seeing) == (2 * single.waiting, 2 * single.seeing)
+    assert single.seeing
+
+
+def test_a_reply_about_a_picture_that_waits_for_memory_is_woken_when_another_model_frees_some(
+    split: tuple[SplitBatch, ModelInfo], one: Seeing
+) -> None:
+    batch, info = split
+    woken: list[bool] = []
+    info.set_waker(lambda: woken.append(True))
+    reservation = batch._pictures._budget.reservation
+    other = batch._text.runtime.cache_budget.reservation._budget.reserve(0)
+    other.set_working(room := reservation.room, room)
+    request = one.request(noise(3), TEXT)
+    assert not batch.admits(request)
+    woken.clear()
+    other.set_working(0)
+    assert woken
+    assert batch.admits(request)
+
+
+def test_what_may_come_next_after_a_picture_is_not_prefilled_where_no_prompts_are_cached(
+    split: tuple[SplitBatch, ModelInfo], one: Seeing
+) -> None:
+    request = one.request(noise(3), TEXT)
+    known = [PromptImage(each.start, each.image.known()) for each in request.images]
+    with pytest.raises(EngineRefused):
+        split[0].admits(replace(request, images=known, max_tokens=0))
+
+
+def test_a_tower_that_cannot_be_measured_leaves_a_model_that_answers_text(
+    one: Seeing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("too many patches")
+
+    monkeypatch.setattr(TowerCost, "measured", failing)
+    with load_engine(one.model.folder, packing=False) as engine:
+        assert engine.image_support is ImageSupport.NOT_HERE
+        assert Seeing(one.model, engine).reply(GenerationRequest(prompt=LONG, max_tokens=3))
+    assert "answers text only: too many patches" in caplog.text
+
+
+def test_a_model_that_is_too_large_is_refused_before_its_weights_are_read(
+    one: Seeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reading(*_: object) -> None:
+        raise AssertionError("its weights were read")
+
+    monkeypatch.setattr("mlx_backend.engine.mlx.loading.load_weights", reading)
+    batch = VLMBatch(one.model.folder, EngineOptions(memory_bytes=100_000), device=Device(8 << 30))
+    with pytest.raises(EngineError, match="for its weights alone"):
+        batch.load(lambda _: None)
+    batch.unload()
+
+
+def test_a_second_network_has_no_tokenizer_of_its_own(one: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading one takes a second for a vocabulary of usual size, and remembers texts of its own."""
+    load, loaded = loading._load_wrapper, list[Any]()
+
+    def noting(folder: Path, *given: Any) -> Any:
+        loaded.append(folder)
+        return load(folder, *given)
+
+    monkeypatch.setattr(loading, "_load_wrapper", noting)
+    with load_engine(one.model.folder, packing=False) as engine:
+        assert engine.image_support is ImageSupport.AVAILABLE
+    assert len(loaded) == 1
 
 
 def test_options_that_it_lacks_leave_the_model_without_images(
