@@ -5,25 +5,27 @@ What commands say of a model that no server has to run for. Loads no weights.
 
 from __future__ import annotations
 
+import argparse
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.commands.errors import CommandError
-from mlx_backend.declaration import variable_of
+from mlx_backend.declaration import SettingError, declared, variable_of
 from mlx_backend.demo import DEMOS, demo_path
 from mlx_backend.device.memory import leaves_room_for_caches, room_for_weights
 from mlx_backend.errors import EngineError
+from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.names import matching, source_of, split_effort
 
 if TYPE_CHECKING:
-    import argparse
-
     from mlx_backend.models.description import ModelDescription
     from mlx_backend.models.files import ModelFiles
+
+
+_MEMORY = declared(EngineOptions)["memory_bytes"].kind
 
 
 def add_folder_options(parser: argparse.ArgumentParser) -> None:
@@ -38,9 +40,17 @@ def add_folder_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-gb",
         metavar="GB",
-        type=float,
+        type=_memory_of,
         help=f"memory for models and caches (${variable_of('--memory-gb')}; default: what the system recommends)",
     )
+
+
+def _memory_of(text: str) -> int:
+    """Return the bytes that --memory-gb says, which `serve` takes as well."""
+    try:
+        return _MEMORY.from_text(text)  # type: ignore[no-any-return]
+    except SettingError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,7 @@ class LocalModels:
         given = getattr(arguments, "models_dir", None)
         variable = os.environ.get(variable_of("--models-dir"), "")
         self.roots: list[Path] = given or [Path(each.strip()) for each in variable.split(",") if each.strip()]
-        self._memory_gb = getattr(arguments, "memory_gb", None)
+        self._memory_bytes: int | None = getattr(arguments, "memory_gb", None)
 
     @cached_property
     def all(self) -> list[LocalModel]:
@@ -179,12 +189,14 @@ class LocalModels:
     @cached_property
     def memory(self) -> int:
         """How many bytes models and caches may take together."""
-        gigabytes = self._memory_gb
-        if gigabytes is None:
-            with suppress(ValueError):
-                gigabytes = float(os.environ.get(variable_of("--memory-gb"), ""))
-        if gigabytes is not None:
-            return int(gigabytes * (1 << 30))
+        if self._memory_bytes is not None:
+            return self._memory_bytes
+        variable = variable_of("--memory-gb")
+        if written := os.environ.get(variable, "").strip():
+            try:
+                return _memory_of(written)
+            except argparse.ArgumentTypeError as error:
+                raise CommandError(f"{variable}: {error}.") from None
         from mlx_backend.device import this_device
 
         return this_device(blas="off").memory.limit
@@ -192,7 +204,7 @@ class LocalModels:
     @property
     def is_memory_given(self) -> bool:
         """Whether an option says how much memory there is."""
-        return self._memory_gb is not None or bool(os.environ.get(variable_of("--memory-gb")))
+        return self._memory_bytes is not None or bool(os.environ.get(variable_of("--memory-gb")))
 
     @property
     def room(self) -> int:

@@ -1,6 +1,6 @@
 """How a model is loaded and run, each option declared once. Knows no MLX, so that importing it is free."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,8 +9,10 @@ from mlx_backend.declaration import (
     Kind,
     SettingError,
     declare,
+    declared,
     one_of_numbers,
     one_of_words,
+    option_of,
     path,
     seconds,
     size,
@@ -228,3 +230,11 @@ class EngineOptions:
         group="model",
         option="--num-draft-tokens",
     )
+
+
+def given_options(options: EngineOptions, names: Iterable[str]) -> list[str]:
+    """Return the options by which any of these fields are given, as they are written on the command line."""
+    settings = declared(EngineOptions)
+    given = [name for name in names if getattr(options, name)]
+    # On the command line one option gives both fields of adapters.
+    return list(dict.fromkeys(option_of(name, settings[name]) or "--adapter-path" for name in given))

@@ -116,6 +116,20 @@ def test_recommend_names_the_largest_that_fits(folder: Path, said: Callable[...,
     assert "mlx-backend chat mlx-demo" in said("recommend", "--memory-gb", "1")
 
 
+@pytest.mark.parametrize(
+    "command", [["recommend"], ["list"], ["show", "mlx-demo"]], ids=lambda words: words[0]
+)
+def test_memory_is_given_as_to_serve(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*command, "--memory-gb", "-3"])
+    assert "--memory-gb: '-3' is not a number of gigabytes above 0" in capsys.readouterr().err
+    monkeypatch.setenv("MLX_BACKEND_MEMORY_GB", "16GB")
+    assert main(command) == 1
+    assert "MLX_BACKEND_MEMORY_GB: '16GB' is not a number of gigabytes above 0." in capsys.readouterr().err
+
+
 def test_what_is_recommended_leaves_room_to_talk_for_some_time(said: Callable[..., Any]) -> None:
     tight = said(
         "recommend", "--memory-gb", "16.5", "--json"

@@ -118,7 +118,8 @@ def _refusal(options: EngineOptions, error: Exception, own: LayerCaches) -> str:
         f"{options.kv_bits} bits in groups of {options.kv_group_size}"
     )
     if "[quantize]" in str(error):
-        sizes = {each.shape[-1] for layer in own for each in (layer.keys, layer.values) if each is not None}
+        full = [layer for layer in own if type(layer) is KVCache]
+        sizes = {each.shape[-1] for layer in full for each in (layer.keys, layer.values) if each is not None}
         possible = [group for group in GROUP_SIZES if not any(size % group for size in sizes)]
         advice = f"Give --kv-group-size {max(possible)}, or start" if possible else "Start"
         return (

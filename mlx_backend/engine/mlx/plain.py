@@ -27,6 +27,7 @@ from mlx_backend.engine.mlx.loading import load_model
 from mlx_backend.engine.mlx.sampling import RequestSampler, SamplePosition, draw, text_token_mask
 from mlx_backend.engine.mlx.vision.image_trial import support_of
 from mlx_backend.errors import EngineError, EngineRefused
+from mlx_backend.models.engine_options import given_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +54,7 @@ class PlainBatch:
     def __init__(
         self, model: str | Path, options: EngineOptions, *, device: Device, model_id: str | None = None
     ) -> None:
-        if lacking := [name for name in UNSUPPORTED if getattr(options, name)]:
+        if lacking := given_options(options, UNSUPPORTED):
             raise EngineError(
                 f"The plain engine does not support {', '.join(lacking)}: leave that out, or --engine plain."
             )

@@ -76,8 +76,9 @@ def test_a_refused_group_size_is_followed_by_one_that_fits_and_by_none_where_non
     words = r"^--kv-bits is not possible .* groups of {}, because the sizes of its keys and values \({}\) .*\. {} the"
     with pytest.raises(EngineError, match=words.format(128, 64, "Give --kv-group-size 64, or start")):
         load_engine(qwen, kv_bits=8, kv_group_size=128)
-    with pytest.raises(EngineError, match=words.format(64, 16, "Start")):
-        load_engine(write(tmp_path, "llama"), kv_bits=8)
+    for name in ("llama", "qwen3_5"):  # without and with states
+        with pytest.raises(EngineError, match=words.format(64, 16, "Start")):
+            load_engine(write(tmp_path / name, name), kv_bits=8)
 
 
 def test_two_kinds_of_caches_are_not_possible_together(qwen: Path) -> None:

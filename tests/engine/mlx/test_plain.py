@@ -212,8 +212,8 @@ def test_what_it_lacks_is_refused_by_name(plain: Engine, qwen: Path) -> None:
     for fields in ({"logprobs": 1}, {"prompt_logprobs": 1}, {"images": [PromptImage(0, image)]}):
         with pytest.raises(EngineRefused, match="sees no images, and gives no log probabilities"):
             list(plain.generate(asked(plain, QUESTIONS[0], **fields)))
-    with pytest.raises(EngineError, match="does not support draft_from_text, kv_bits: leave that out"):
-        load_engine(qwen, engine="plain", draft_from_text=True, kv_bits=8)
+    with pytest.raises(EngineError, match="does not support --kv-bits, --prompt-cache-dir: leave that out"):
+        load_engine(qwen, engine="plain", kv_bits=8, cache_folder=qwen)
 
 
 def test_a_prompt_that_is_likely_to_come_is_not_prefilled(plain: Engine) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.engine.images import ImageSupport
 from mlx_backend.errors import EngineError
+from mlx_backend.models.engine_options import given_options
 from mlx_backend.models.files import of_text
 from mlx_backend.models.tasks import is_of_mlx_lm, is_of_mlx_vlm, sees, text_family
 
@@ -74,7 +75,7 @@ def has_text_of_mlx_lm(config: Mapping[str, Any]) -> bool:
 
 def lacking_options(options: EngineOptions) -> list[str]:
     """Return which options mlx-vlm's network lacks, of those that are given."""
-    return [name for name in UNSUPPORTED_OPTIONS if getattr(options, name)]
+    return given_options(options, UNSUPPORTED_OPTIONS)
 
 
 def is_installed() -> bool:

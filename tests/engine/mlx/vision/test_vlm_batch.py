@@ -350,7 +350,7 @@ def test_options_that_it_lacks_leave_the_model_without_images(
 ) -> None:
     with load_engine(one.model.folder, packing=False, max_kv_size=64) as engine:
         assert engine.image_processor is None
-        assert "mlx-vlm's network, which can be shown images, does not support max_kv_size" in caplog.text
+        assert "mlx-vlm's network, which can be shown images, does not support --max-kv-size" in caplog.text
 
 
 def test_a_model_whose_pictures_cannot_be_prepared_answers_text_in_the_batch(
