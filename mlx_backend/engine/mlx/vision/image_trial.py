@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-from mlx_backend.engine.images import ImageSupport, PromptImage
+from mlx_backend.engine.images import ImageSupport
 from mlx_backend.engine.mlx.arrays import as_floats, coarsest_dtype
 from mlx_backend.engine.mlx.batch_trial import MAX_DIFFERENCE, MAX_NOISE, differences
 from mlx_backend.engine.mlx.mlx_lm_patches.image_inputs import embedding_of, patch_for_added
@@ -31,6 +31,7 @@ from mlx_backend.engine.mlx.vision.families import (
 )
 from mlx_backend.engine.mlx.vision.prompt_images import PromptImages
 from mlx_backend.engine.mlx.vision.tower import Vision
+from mlx_backend.engine.mlx.vision.vlm_processor import TRIED_TEXT
 from mlx_backend.engine.mlx.vision.whole import VLMRun
 from mlx_backend.errors import EngineError, EngineRefused, first_line
 from mlx_backend.images import Picture
@@ -41,11 +42,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mlx_backend.device.lock import FairLock
+    from mlx_backend.engine.images import PromptImage
     from mlx_backend.engine.mlx.loading import CheckSize, Networks
 
 log = logging.getLogger(__name__)
 
-TRIED_TEXT = "The quick brown fox jumps over 12 dogs."
 TRIED_SIZE = (72, 40)
 """Width and height of the pictures of the trial."""
 TRIED_PICTURES = 2
@@ -65,7 +66,7 @@ class ImageTrial:
 
     def run(self) -> None:
         """Compare logits, and note how images are taken. Raises EngineRefused if they are not mlx-vlm's."""
-        scale = self._scale_of_text(self._tried_text())
+        scale = self._scale_of_text(self._vision.tokenizer.encode(TRIED_TEXT, control_tokens=False))
         try:
             prompt, images, run = self._mlx_vlms_run(TRIED_PICTURES)
         except Exception:  # some of mlx-vlm's families take one at a time
@@ -96,23 +97,15 @@ class ImageTrial:
             "images",
         )
 
-    def _tried_text(self) -> list[int]:
-        return list(self._vision.tokenizer.encode(TRIED_TEXT, control_tokens=False))
-
     def _mlx_vlms_run(self, count: int) -> tuple[list[int], list[PromptImage], VLMRun]:
         """Return a text with so many pictures in it, begun in mlx-vlm's network. Raises whatever that does."""
-        text = self._tried_text()
-        prompt, images = list(text), list[PromptImage]()
-        width, height = TRIED_SIZE
-        for seed in range(count):
-            noise = np.random.default_rng(seed).bytes(3 * width * height)
-            picture = Picture(width, height, noise)
-            image = replace(self._vision.processor.prepare(picture), picture=picture)
-            images.append(PromptImage(len(prompt) + image.written.before, image))
-            prompt += self._vision.tokenizer.encode(image.written.text, control_tokens=True)
-            prompt += text
-        inputs = self._vision.processor.inputs(prompt, images)
-        return prompt, images, VLMRun(self._vision.whole, prompt, inputs)
+        processor, (width, height) = self._vision.processor, TRIED_SIZE
+        noise = (np.random.default_rng(seed).bytes(3 * width * height) for seed in range(count))
+        pictures = [Picture(width, height, each) for each in noise]
+        prompt, images = processor.tried_prompt(
+            [replace(processor.prepare(each), picture=each) for each in pictures]
+        )
+        return prompt, images, VLMRun(self._vision.whole, prompt, processor.inputs(prompt, images))
 
     def _scale_of_text(self, text: Sequence[int]) -> tuple[float, float]:
         """Return by what mlx-vlm multiplies embeddings of text, and by what its language network needs them to be.

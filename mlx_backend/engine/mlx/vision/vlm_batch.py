@@ -25,7 +25,7 @@ import numpy as np
 from mlx_backend.device.mlx import set_precision
 from mlx_backend.engine.base import Progress, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelInfo
-from mlx_backend.engine.images import ImageSupport, PromptImage
+from mlx_backend.engine.images import ImageSupport
 from mlx_backend.engine.kv_cache_budget import KVCacheBudget
 from mlx_backend.engine.mlx.arrays import as_ints, coarsest_dtype, evaluate_async
 from mlx_backend.engine.mlx.batch_trial import MAX_DIFFERENCE, MAX_NOISE, differences
@@ -37,7 +37,7 @@ from mlx_backend.engine.mlx.sequences import DecodingSequence
 from mlx_backend.engine.mlx.vision.families import ONE_AT_A_TIME, lacking_options
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages, TowerCost
 from mlx_backend.engine.mlx.vision.prompt_images import check_images
-from mlx_backend.engine.mlx.vision.vlm_processor import PROBE_SIDE, VLMProcessor
+from mlx_backend.engine.mlx.vision.vlm_processor import PROBE_SIDE, TRIED_TEXT, VLMProcessor
 from mlx_backend.engine.mlx.vision.whole import VLMRun, own_bytes, read_whole, share_weights
 from mlx_backend.errors import EngineError, EngineRefused, first_line
 from mlx_backend.images import Picture
@@ -62,7 +62,6 @@ PREFILL_CHUNK = 1024
 """Tokens of a prompt that are computed in a step."""
 RESERVED_REPLY_TOKENS = 2048
 """Tokens for which memory is reserved at a time, for a reply that outgrows its reservation."""
-TRIED_TEXT = "The quick brown fox jumps over 12 dogs."
 TRIED_CHUNK = 5
 
 
@@ -313,7 +312,8 @@ class VLMBatch:
         noise = np.random.default_rng(0).bytes(3 * side * side)
         seen: list[mx.array] = []
         for rgb in (noise, bytes(3 * side * side)):
-            prompt, inputs = self._with_image(processor, processor.prepare(Picture(side, side, rgb)))
+            prompt, images = processor.tried_prompt([processor.prepare(Picture(side, side, rgb))])
+            inputs = processor.inputs(prompt, images)
             run = VLMRun(self._network, prompt, inputs)
             seen.append(run.logits())
         off = self._difference(prompt, inputs, len(prompt), seen[1])
@@ -327,16 +327,8 @@ class VLMBatch:
         self._prompts_are_cut &= self._may_cut(run, prompt, inputs, seen[1])
 
     def _see(self, processor: VLMProcessor, image: PreparedImage) -> None:
-        VLMRun(self._network, *self._with_image(processor, image))
-
-    def _with_image(self, processor: VLMProcessor, image: PreparedImage) -> tuple[list[int], dict[str, Any]]:
-        """Return a prompt with an image in the middle, and its inputs."""
-        tokenizer = self._model.tokenizer
-        text = tokenizer.encode(TRIED_TEXT, control_tokens=False)
-        body = tokenizer.encode(image.written.text, control_tokens=True)
-        prompt = [*text, *body, *text]
-        found = PromptImage(len(text) + image.written.before, image)
-        return prompt, processor.inputs(prompt, [found])
+        prompt, images = processor.tried_prompt([image])
+        VLMRun(self._network, prompt, processor.inputs(prompt, images))
 
     def _may_cut(self, run: VLMRun, prompt: Sequence[int], inputs: dict[str, Any], at_once: mx.array) -> bool:
         """Whether a prompt may be computed in chunks, as mlx-vlm says and a trial shows."""

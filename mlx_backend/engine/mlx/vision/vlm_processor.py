@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_backend.engine.images import PreparedImage, WrittenImage, bytes_of
+from mlx_backend.engine.images import PreparedImage, PromptImage, WrittenImage, bytes_of
 from mlx_backend.engine.kv_cache_budget import RETRY_AFTER
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
 from mlx_backend.engine.mlx.vision.whole import to_mlx
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from mlx_backend.engine.images import PromptImage
     from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
 
     # By the names that the network knows them by.
@@ -50,6 +49,7 @@ AXES = 3
 """Of positions that are no numbers: time, row and column."""
 PROBE_SIDE = 64
 """Sides in pixels of the picture that the processor is tried with."""
+TRIED_TEXT = "The quick brown fox jumps over 12 dogs."
 _NO_PART = "\uffffimage\uffff"
 """Stands for what templates write for an image where they write nothing; no text has these characters."""
 _OF_TOKENS = ("input_ids", "attention_mask")
@@ -161,6 +161,15 @@ class VLMProcessor:
                 "images",
             )
         return {name: value for name, value in made.items() if name not in _OF_TOKENS}
+
+    def tried_prompt(self, images: Sequence[PreparedImage]) -> tuple[list[int], list[PromptImage]]:
+        """Return a prompt that a network is tried with: a text, and after each image the same again."""
+        text = self._tokenizer.encode(TRIED_TEXT, control_tokens=False)
+        prompt, found = list(text), list[PromptImage]()
+        for image in images:
+            found.append(PromptImage(len(prompt) + image.written.before, image))
+            prompt += [*self._tokenizer.encode(image.written.text, control_tokens=True), *text]
+        return prompt, found
 
     def _on_worker[**P, T](self, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """Return what a call returns on the processor's thread. Raises EngineBusy after `close`."""

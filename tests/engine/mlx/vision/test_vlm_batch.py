@@ -237,6 +237,7 @@ def test_pictures_are_seen_again_and_nothing_stays_in_memory_after_the_engine_br
             list(failing)
         assert list(waiting)
         assert seeing.reply(seeing.request(*parts)) == expected
+        assert seeing.reply(seeing.request((2,), noise(98), TEXT))
         gc.collect()
         assert not any(each() for each in first), "the networks that were loaded first are held"
         with pytest.raises(EngineBusy, match="loaded again"):  # a request that was being prepared then
