@@ -44,6 +44,7 @@ from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineError
 from mlx_backend.layers.kernel_compiler import KernelCompiler, jobs_for
 from mlx_backend.layers.many_rows import use_many_rows_layers
+from mlx_backend.models.download import find_folder
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.folders import explain_load_errors
 
@@ -404,7 +405,8 @@ def _open_disk_cache(
     if vision is not None:
         extra += f" {vision.version}"
     if head_of(model.network) is not None:
-        extra += f" mtp={options.draft_model}"
+        own = options.draft_model
+        extra += f" mtp={own and model_fingerprint(find_folder(own, allow_download=False)[0])}"
     disk = DiskCheckpoints(
         options.cache_folder,
         max_bytes=options.cache_folder_bytes,

@@ -48,6 +48,7 @@ from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.loading import load_model
 from mlx_backend.engine.mlx.mtp import DRAFTING, Head, head_of, own_head
 from mlx_backend.engine.mlx.speculative import DraftTask, HeadDrafter, propose
+from mlx_backend.engine.mlx.vision.vlm_batch import VLMBatch
 from mlx_backend.errors import EngineError
 from mlx_backend.layers.architecture import load_network
 from mlx_backend.models.engine_options import EngineOptions
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from drafting import FoundReply
 
     from mlx_backend.constraints import Spec
+    from mlx_backend.engine.base import Finished
 
 REPLY = 18  # tokens
 NEMOTRONS = {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"}
@@ -292,6 +294,21 @@ def test_a_head_in_a_folder_of_its_own_drafts_as_if_it_were_the_models(tmp_path:
         MLXBatch(other, EngineOptions(draft_model=str(head)), device=Device(8 << 30)).load(lambda _: None)
 
 
+def test_prefixes_on_a_disk_are_those_of_their_own_head(tmp_path: Path, bare: Path) -> None:
+    head = tmp_path / "head"
+    head.mkdir()
+    (head / "config.json").write_text(json.dumps({"model_type": "qwen3_5_mtp"}))
+    asked = replace(requests(1)[0], checkpoints=(8,))
+    cached = list[int]()
+    for seed in (5, 5, 6):
+        if not cached or seed != 5:
+            weights = weights_of(random_head(bare, seed=seed))
+            mx.save_safetensors(str(head / "model.safetensors"), weights, {"format": "mlx"})
+        with load_engine(bare, draft_model=str(head), cache_folder=tmp_path / "disk") as engine:
+            cached.append(cast("Finished", list(engine.generate(asked))[-1]).cached_tokens)
+    assert cached[0] == cached[2] == 0 < cached[1]
+
+
 @pytest.mark.parametrize("kind", ["eagle3", "gemma4_assistant", "qwen3_dflash", "glm5_next_mtp"])
 def test_what_drafts_otherwise_is_refused_by_its_name(tmp_path: Path, kind: str) -> None:
     folder = write(tmp_path / "model", "qwen3_next")
@@ -422,6 +439,16 @@ def test_replies_about_pictures_have_drafts_too(tmp_path: Path, monkeypatch: pyt
             is_pad = mx.all(mx.concatenate(written, axis=1)[0] == embed(mx.array(pad)), axis=-1)
             assert not mx.any(is_pad).item(), "the head is given the images' embeddings"
             assert list(engine.generate(request))[-1].drafted_tokens > 0  # type: ignore[union-attr]  # the last item
+
+
+@needs_mlx_vlm
+def test_mlx_vlms_own_network_is_given_no_head(tmp_path: Path) -> None:
+    seen = write_qwen3_5(tmp_path)
+    add_head(seen.folder, weights_of(random_head(seen.folder)))
+    batch = VLMBatch(seen.folder, EngineOptions(), device=Device(8 << 30))
+    batch.load(lambda _: None)
+    assert head_of(batch._network) is None
+    batch.unload()
 
 
 def broken(model: Path, kind: str) -> None:

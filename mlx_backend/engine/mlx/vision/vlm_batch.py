@@ -97,7 +97,7 @@ class VLMBatch:
         else:
             model = load_model(
                 self._source,
-                options,
+                replace(options, draft_tokens=0),  # an MTP head would be of no use here, and take memory
                 on_progress,
                 check_size=check_size,
                 caches=memory.host_caches,
