@@ -86,6 +86,7 @@ class Decoder:
         self._caches = BatchCaches(max_merged_length=max_merged_length)
         self._next: mx.array | None = None  # the token sampled last for each sequence, being computed
         self._was_drafting = False  # in the last step that could: rows have caches of their own then
+        self._ran: Sequence[DecodingSequence] = ()  # in the last step; none, if prompts ran with them
         self._tried: Sequence[DecodingSequence] = ()
         """The sequences for which a token was last waited for, so that a step of just these is known to go well."""
 
@@ -109,7 +110,7 @@ class Decoder:
         if self._next is None or not any(pending):
             return []
         rows = zip(self.sequences, as_ints(self._next), pending, strict=True)
-        self._tried = self.sequences
+        self._tried = self._ran
         return [sequence.emit(token, sequence.logprobs) for sequence, token, is_due in rows if is_due]
 
     def drop(self) -> list[DecodingSequence]:
@@ -183,7 +184,7 @@ class Decoder:
         if tokens is None:
             tokens = self._advance_constraints(fed)
         self._add(prefilled)
-        self._next = sampled
+        self._next, self._ran = sampled, () if prefilled else sequences
         return [
             sequence.emit(token, own_logprobs)
             for sequence, token, own_logprobs, is_pending in zip(
@@ -253,7 +254,7 @@ class Decoder:
     def _advance_constraints(self, fed: mx.array | None) -> list[int]:
         """Wait for the tokens that are fed, advance the sequences' constraints by them, and return them."""
         tokens = as_ints(fed) if fed is not None else []
-        self._tried = self.sequences
+        self._tried = self._ran
         for sequence, token in zip(self.sequences, tokens, strict=True):
             if sequence.sampler.constraint is not None:
                 sequence.advance_constraint(token)
@@ -352,7 +353,7 @@ class Decoder:
             generated += accepted
             following.append(token)
             start += row.num_run
-        self._next = token_ids([following])[0]
+        self._next, self._ran = token_ids([following])[0], self.sequences
         return generated
 
 

@@ -297,11 +297,12 @@ class NotTwo(WrappedNetwork):
 
 
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "rows"])
+@pytest.mark.parametrize("count", [2, 3])
 def test_a_device_that_fails_in_the_first_step_of_several_replies_together_fails_nobody(
-    model: Path, packing: bool, caplog: pytest.LogCaptureFixture
+    model: Path, count: int, packing: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of three, one leaves."""
-    asked = [request([20 + at] * 9, count=12 + 9 * at) for at in range(3)]
+    asked = [request([20 + at] * 9, count=12 + 9 * at) for at in range(count)]
     with loaded_batch(model, packing=packing) as batch:
         expected = [generate(batch, [each])[0].tokens for each in asked]
         networks = batch.runtime.networks.by_adapter
