@@ -218,6 +218,16 @@ def test_what_is_no_message_is_refused_and_the_next_answered(
     assert client.created(input="hello")["status"] == "completed"
 
 
+def test_a_reply_that_is_not_to_be_streamed_is_refused_with_what_to_do(
+    connect: Connect, server: RunningServer
+) -> None:
+    client = connect(server)
+    client.create(input="hello", stream=False)
+    error = client.last()["error"]
+    assert (error["param"], error["code"]) == ("stream", "unsupported_value")
+    assert error["message"].endswith("a WebSocket sends each reply as events. Leave it out.")
+
+
 @pytest.mark.parametrize(
     ("options", "status"),
     [

@@ -40,7 +40,10 @@ MAX_SECONDS = 3600.0
 class CreateEvent(ResponsesBody):
     """A message. With `generate` = false its conversation is only read: the next message goes on from it."""
 
-    refused: ClassVar[Refusals] = {**ResponsesBody.refused, "stream": (is_one_of(True), "messages are")}
+    refused: ClassVar[Refusals] = {
+        **ResponsesBody.refused,
+        "stream": (is_one_of(True), "a WebSocket sends each reply as events. Leave it out"),
+    }
 
     type: Literal["response.create"]
     generate: bool | None = None
