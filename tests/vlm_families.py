@@ -56,6 +56,26 @@ MARKERS = (
         "<row_2_col_2>",
     ),
     *("<|im_user|>", "<|im_assistant|>", "<|media_start|>", "<|media_content|>", "<|media_end|>"),
+    *(
+        "]<]image[>[",
+        "]<]video[>[",
+        "]<]start of image[>[",
+        "]<]end of image[>[",
+        "<im_low>",
+        "<placeholder>",
+        "<frame_start>",
+        "<frame_end>",
+    ),
+    *("<patch_start>", "<patch_end>", "<patch_newline>"),
+    *(
+        "<|START_OF_IMG|>",
+        "<|END_OF_IMG|>",
+        "<|IMG_PATCH|>",
+        "<|IMG_LINE_BREAK|>",
+        "TILE",
+        "TILE_GLOBAL",
+        "<|audio_pad|>",
+    ),
 )
 VOCABULARY = 640
 PAD, EOS, BOS = (MARKERS.index(name) for name in ("<pad>", "<eos>", "<bos>"))
@@ -117,7 +137,7 @@ IMAGES: dict[str, Any] = {
     "resample": 3,
 }
 
-QWEN = {
+QWEN: dict[str, Any] = {
     "image": "<|image_pad|>",
     "config": {
         name: MARKERS.index(marker)
@@ -129,7 +149,7 @@ QWEN = {
     },
     "part": "<|vision_start|><|image_pad|><|vision_end|>",
 }
-GLM = {
+GLM: dict[str, Any] = {
     "image": "<|image|>",
     "images": {"size": {"shortest_edge": 64, "longest_edge": 4096}},
     "config": {
@@ -156,8 +176,8 @@ TILES = {
         "do_image_splitting": True,
     },
 }
-DEEPSEEK = {
-    "is_framed": True,  # its processor puts a token first and takes the last away
+DEEPSEEK: dict[str, Any] = {
+    "taken": "<eos>",  # its processor puts a token first, and takes the last away
     "vision_type": "vision",
     "processor": {"candidate_resolutions": [[1024, 1024]], "downsample_ratio": 4, "patch_size": 16,
                   "sft_format": "deepseek", "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "normalize": True,
@@ -240,6 +260,20 @@ def _image_token_of_dots() -> None:
     processing.DotsVLProcessor.__init__ = init
 
 
+def _tokens_of_hunyuan() -> None:
+    """Its processor knows its tokens by their numbers in the published vocabulary."""
+    processor: Any = importlib.import_module(
+        "mlx_vlm.models.hunyuan_vl.processing_hunyuan_vl"
+    ).HunYuanVLProcessor
+    for name, marker in {
+        "IMAGE_TOKEN_ID": "<image>",
+        "IM_START_TOKEN_ID": "<im_start>",
+        "IM_END_TOKEN_ID": "<im_end>",
+        "PAD_TOKEN_ID": "<pad>",
+    }.items():
+        setattr(processor, name, MARKERS.index(marker))
+
+
 def _small_sam() -> None:
     """DeepSeek-OCR's second tower has one size."""
     for family in ("deepseekocr", "deepseekocr_2", "unlimited_ocr"):
@@ -255,7 +289,9 @@ def _small_sam() -> None:
 
 
 OWN: dict[str, dict[str, Any]] = {
-    "aya_vision": SIGLIP,
+    "aya_vision": {**SIGLIP, "image": "<|IMG_PATCH|>", "processor": {"img_size": SIDE, "patch_size": 8},
+                   "config": {"alignment_intermediate_size": 64},
+                   "images": {"image_processor_type": "GotOcr2ImageProcessor"}},
     "dots_ocr": {
         "change": _image_token_of_dots,
         "image": "<|imgpad|>",
@@ -284,6 +320,9 @@ OWN: dict[str, dict[str, Any]] = {
                                     "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2}},
         "images": {"image_processor_type": "SiglipImageProcessor", "size": {"height": 256, "width": 256}},
     },
+    "glm4v_moe": {**GLM, "text": {
+        "rope_scaling": {"type": "default", "mrope_section": [1, 1, 2]}, "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0, "use_qk_norm": False, "partial_rotary_factor": 0.5}},
     "glm4v": {**GLM, "text": {"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}}},
     "glm_ocr": {**GLM, "strict": True, "text": {"rope_parameters": {
             "rope_theta": 10_000.0, "rope_type": "default", "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}},
@@ -292,7 +331,7 @@ OWN: dict[str, dict[str, Any]] = {
         "text": {"embedding_multiplier": 1.0, "attention_multiplier": 0.25, "residual_multiplier": 1.0,
                  "logits_scaling": 1.0},
         "config": GRID,
-        "images": {**GRID, "image_processor_type": "LlavaNextImageProcessor"},
+        "images": {**CLIP["images"], **GRID, "image_processor_type": "LlavaNextImageProcessor"},
     },
     "gemma4_unified": {
         "mend": _see_both_ways_in_windows,
@@ -352,9 +391,14 @@ OWN: dict[str, dict[str, Any]] = {
     "llava": {**CLIP, "remark": "mlx-vlm 0.7.10's processor does not work with transformers 5.23"},
     "llava_next": {**CLIP, "config": GRID, "images": {**CLIP["images"], **GRID},
                    "remark": "mlx-vlm 0.7.10 makes more embeddings of a picture than it has tokens"},
-    "llava_onevision": {**SIGLIP, "text_type": "qwen2", "config": GRID, "images": GRID},
+    "llava_onevision": {**SIGLIP, "text_type": "qwen2", "config": GRID, "images": GRID,
+                        "processor": {"num_image_tokens": 64}},
     "minicpmv4_6": {
+        "numbers": True,
+        "remark": "it numbers the pictures of a prompt, and here each is the first",
+        "config": {"insert_layer_id": 0},
         "vision_type": "siglip",
+        "images": {"scale_resolution": 64, "slice_mode": False},
         "text": {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4,
                  "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 32,
                  "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "full_attention_interval": 2, "head_dim": 32,
@@ -370,6 +414,62 @@ OWN: dict[str, dict[str, Any]] = {
                  "eos_token_id": EOS, "use_bias": False, "head_dim": 16, "rope_parameters": None},
     },
     "paligemma": SIGLIP,
+    "minimax_m3_vl": {"image": "]<]image[>["},
+    "step3p7": {"image": "<im_patch>", "vision": {"mlp_ratio": 2.0, "image_size": 728, "patch_size": 14},
+                "text": {"num_attention_groups": 2, "moe_num_experts": 4, "moe_top_k": 2, "share_expert_dim": 32}},
+    "hunyuan_vl": {"text": {"rope_scaling": {"type": "xdrope", "alpha": 1000.0, "factor": 1.0,
+                                             "xdrope_section": [2, 2, 2, 2]}},
+                   "change": _tokens_of_hunyuan,
+                   "config": {"image_start_token_id": MARKERS.index("<im_start>"),
+                              "image_end_token_id": MARKERS.index("<im_end>")}},
+    "qwen4_exp": {**QWEN, "text": {
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_budget": 256, "indexer_compress_ratio": 4,
+        "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4, "full_attention_interval": 2, "indexer_head_dim": 16, "hc_lowrank": 8,
+        "rope_parameters": {"type": "default", "mrope_section": [1, 1, 0], "rope_theta": 10_000.0,
+                            "partial_rotary_factor": 0.25}}},
+    "youtu_vl": {**QWEN, "flat": True, "text": {**MLA, "n_routed_experts": None, "n_shared_experts": None}},
+    "mllama": {"first": "<bos><|im_start|>", "vision": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 96},
+               "text": {"cross_attention_layers": [1]}},
+    "llmjpvl": {"text_type": "llama", "remark": "mlx-vlm 0.7.10 has no processor of it"},
+    "mistral_large3": {"vision_type": "pixtral", "image": "[IMG]", "processor": {"processor_class": "PixtralProcessor"},
+                       "remark": "its processor is that of transformers, which needs PyTorch"},
+    "ernie4_5_moe_vl": {"flat": True, "image": "<|IMAGE_PLACEHOLDER|>",
+                        "text": {"moe_num_experts": [4, 4], "moe_intermediate_size": [32, 16],
+                                 "moe_layer_start_index": [1, 1], "moe_layer_end_index": [2, 2],
+                                 "mrope_section": [3, 3, 2], "freq_allocation": 2},
+                        "config": {"pixel_hidden_size": 32, "im_patch_id": MARKERS.index("<|IMAGE_PLACEHOLDER|>")},
+                        "remark": "its tokenizer is a file of SentencePiece, which is not made here"},
+    "molmo2": {
+        "image": "<|image|>",
+        "text": {"additional_vocab_size": 0},
+        "vision": None,
+        "config": {
+            **{name: MARKERS.index(marker) for name, marker in {
+                "image_start_token_id": "<im_start>", "low_res_image_start_token_id": "<low_res_im_start>",
+                "image_end_token_id": "<im_end>", "image_low_res_id": "<im_low>", "image_patch_id": "<im_patch>",
+                "image_col_id": "<im_col>", "frame_start_token_id": "<frame_start>",
+                "frame_end_token_id": "<frame_end>"}.items()},
+            "vit_config": {**VISION, "image_patch_size": 14, "image_num_pos": 729, "image_size": None,
+                           "image_default_input_size": [378, 378]},
+            "adapter_config": {**VISION, "text_hidden_size": 64, "vit_layers": [-1, -2], "image_size": None}},
+    },
+    "qwen3_omni_moe": {
+        **QWEN,
+        "config": {"enable_audio_output": False, "thinker_config": {
+            "text_config": {**TEXT, "decoder_sparse_step": 1, "mlp_only_layers": [],
+                            "rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]}},
+            "vision_config": {**VISION, "deepstack_visual_indexes": [0]},
+            "audio_config": {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16,
+                             "output_dim": 64, "downsample_hidden_size": 8},
+            "image_token_id": MARKERS.index("<|image_pad|>"), "audio_token_id": MARKERS.index("<|audio_pad|>"),
+            **QWEN["config"]},
+            "talker_config": {"text_config": {**TEXT, "decoder_sparse_step": 1, "mlp_only_layers": []},
+                              "code_predictor_config": {}}},
+        "names": {"audio_token": "<|audio_pad|>", "video_token": "<|video_pad|>",
+                  "vision_bos_token": "<|vision_start|>", "vision_eos_token": "<|vision_end|>",
+                  "audio_bos_token": "<boa_token>", "audio_eos_token": "<eoa_token>"},
+    },
     "qwen2_vl": {
         **QWEN,
         "vision_type": "qwen2_vl",
@@ -380,8 +480,21 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseekocr": {**DEEPSEEK, "change": _small_sam, "vision": {
         "hidden_size": 1024, "width": 1024, "image_size": 224, "patch_size": 14}},
     "deepseekocr_2": {**DEEPSEEK, "change": _small_sam},
-    "deepseek_vl_v2": DEEPSEEK,
-    "unlimited_ocr": DEEPSEEK,
+    "deepseek_vl_v2": {
+        **DEEPSEEK,
+        "taken": "",
+        "remark": "mlx-vlm 0.7.10's own replies about a picture differ from run to run",
+        "first": "<|User|>",
+        "config": {
+            "projector_config": {"projector_type": "downsample_mlp_gelu", "input_dim": 32, "n_embed": 64},
+            "language_config": {**DEEPSEEK["config"]["language_config"], "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+                                "qk_nope_head_dim": 8},
+        },
+        "processor": {**DEEPSEEK["processor"], "patch_size": 4, "downsample_ratio": 2,
+                      "candidate_resolutions": GRID["image_grid_pinpoints"]},
+    },
+    "unlimited_ocr": {**DEEPSEEK, "change": _small_sam, "remark": "its processor needs PyTorch", "vision": {
+        "hidden_size": 1024, "width": 1024, "image_size": 224, "patch_size": 14}},
 }  # fmt: skip
 
 
@@ -404,11 +517,9 @@ def write(folder: Path, family: str, seed: int = 5) -> Path:
         **own.get("config", {}),
     }
     config["text_config"] = {"model_type": own.get("text_type", family), **TEXT, **own.get("text", {})}
-    config["vision_config"] = {
-        "model_type": own.get("vision_type", family),
-        **VISION,
-        **own.get("vision", {}),
-    }
+    if (vision := own.get("vision", {})) is not None:
+        type_of = own.get("vision_type") or getattr(module.VisionConfig, "model_type", family)
+        config["vision_config"] = {"model_type": type_of, **VISION, **vision}
     if own.get("strict"):  # its configurations take no other names
         for part in ("text", "vision"):
             known = inspect.signature(getattr(module, f"{part.title()}Config")).parameters

@@ -30,13 +30,18 @@ PAGE = Path(__file__).parent.parent / "docs/images.md"
 TABLE = re.compile(r"(?<=<!-- families -->\n).*?(?=<!-- end of families -->)", re.DOTALL)
 BATCH, ONE, UNTRIED, NOT = "in the batch", "one at a time", "not compared", "not"
 SECONDS, MEMORY, AT_ONCE = 300, 14 << 30, 2
+OUTSIDE = "it gives pictures a token outside its vocabulary"
 NO_PLACE = {
+    "fastvlm": OUTSIDE,
     "florence2": "it answers no conversation",
+    "llava_bunny": OUTSIDE,
+    "locateanything": "it numbers pictures",
     "molmo": "its processor puts pictures first, wherever they were sent",
     "moondream2": "its prompt has no tokens for pictures",
     "moondream3": "its prompt has no tokens for pictures",
     "paligemma": "its processor puts pictures first, wherever they were sent",
     "phi3_v": "it numbers pictures, and gives them tokens outside its vocabulary",
+    "phi4_siglip": OUTSIDE,
     "phi4mm": "it numbers pictures",
 }
 """Families whose prompts have no place for a picture, and why."""

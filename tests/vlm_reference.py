@@ -37,15 +37,19 @@ def compare(folder: Path, family: str) -> tuple[bool, bool]:
     Return whether any is refused, and whether the model runs in the batch.
     """
     write(folder, family)
+    own = OWN.get(family, {})
+    first = own.get("first", "")  # without which its processor writes a token of its own there
+    layouts = [(first, *layout) for layout in LAYOUTS if not own.get("numbers") or len(layout) < 5]
     with load_engine(folder, prefill_chunk=16) as engine:
         assert engine.image_processor is not None
         is_batched = not engine.status().unbatched
-        requests = [_or_none(_request, engine, layout) for layout in LAYOUTS]
+        requests = [_or_none(_request, engine, layout) for layout in layouts]
         ours = [_or_none(_said, engine.generate(each)) if each is not None else None for each in requests]
         crowd = [engine.generate(each) if each is not None else None for each in requests]
         assert [_or_none(_said, each) if each is not None else None for each in crowd] == ours
         part = processor_of(engine)._own_part
-    for request, reply, expected in zip(requests, ours, _theirs(folder, part), strict=True):
+    assert "audio" not in part
+    for request, reply, expected in zip(requests, ours, _theirs(folder, part, layouts), strict=True):
         if expected is None:
             continue  # it reads no pictures of several sizes
         assert request is not None
@@ -89,7 +93,9 @@ def _request(engine: Engine, layout: Sequence[str | Picture]) -> GenerationReque
     return GenerationRequest(prompt=prompt, images=found, max_tokens=TOKENS)
 
 
-def _theirs(folder: Path, part: str) -> list[tuple[list[int], list[int]] | None]:
+def _theirs(
+    folder: Path, part: str, layouts: Sequence[Sequence[str | Picture]]
+) -> list[tuple[list[int], list[int]] | None]:
     from mlx_vlm.generate.ar import generate_step
     from mlx_vlm.utils import load, prepare_inputs
     from PIL import Image
@@ -111,9 +117,9 @@ def _theirs(folder: Path, part: str) -> list[tuple[list[int], list[int]] | None]
             for each in layout
             if isinstance(each, Picture)
         ]
-        is_framed = own.get("is_framed") and pictures
+        is_framed = "taken" in own and pictures
         if is_framed:
-            text += "<eos>"
+            text += own["taken"]
         inputs: dict[str, Any] = dict(
             prepare_inputs(
                 processor,
@@ -145,4 +151,4 @@ def _theirs(folder: Path, part: str) -> list[tuple[list[int], list[int]] | None]
                 break
         return np.asarray(tokens).reshape(-1).tolist(), said
 
-    return [_or_none(reply, layout) for layout in LAYOUTS]
+    return [_or_none(reply, layout) for layout in layouts]

@@ -347,7 +347,7 @@ def _part_of_format(model_type: str) -> str | None:
     from mlx_vlm.prompt_utils import MessageFormatter
 
     try:
-        message = MessageFormatter(model_type).format_message("\0", num_images=1)
+        message = MessageFormatter(model_type).format_message("\0", num_images=1, num_audios=0)
     except Exception:  # of whatever kind: it has no such format
         return None
     content = message.get("content") if isinstance(message, dict) else message

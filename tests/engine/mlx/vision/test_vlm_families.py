@@ -17,7 +17,7 @@ from vlm_families import write
 from vlm_reference import compare
 
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.vision.vlm_processor import without_code_of_models
+from mlx_backend.engine.mlx.vision.vlm_processor import _part_of_format, without_code_of_models
 from mlx_backend.errors import EngineError
 from mlx_backend.images import Picture
 
@@ -38,6 +38,11 @@ def test_a_family_that_fails_the_trial_answers_about_pictures_one_at_a_time_as_m
     tmp_path: Path,
 ) -> None:
     assert compare(tmp_path, "llama4") == (False, False)
+
+
+@pytest.mark.parametrize(("family", "part"), [("deepseekocr", "<image>"), ("step3p7", "<im_patch>")])
+def test_a_picture_brings_no_token_of_a_sound_into_the_prompt(family: str, part: str) -> None:
+    assert _part_of_format(family) == part
 
 
 def test_no_code_of_a_model_runs_though_mlx_vlms_processor_trusts_it(tmp_path: Path) -> None:
