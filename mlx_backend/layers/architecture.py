@@ -94,7 +94,7 @@ def load_network(
             f"The model {folder.name!r} is quantised in a way that is not read here ({method}): {MLX_VERSION}. What "
             f"was found: {first_line(error)}."
         ) from error
-    if ignored := sorted(_ignored(written, network, also_read)):
+    if ignored := sorted(set(_ignored(written, network, also_read))):
         log.warning(
             "mlx-lm does not know %s of the config.json in %s: if replies are worse than elsewhere, this may be why.",
             ", ".join(ignored),

@@ -494,7 +494,7 @@ def explain_load_errors(name: str) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     """Say what went wrong; what comes after the first line's colon is on the second one."""
     if isinstance(error, KeyError):
-        return f"its config.json says nothing of {error}"
+        return f"{error} is missing in its config.json, or in its weights"
     if found := _MISSING_ARGUMENTS.search(str(error)):
         return f"its config.json says nothing of {found[1]}"
     first, *others = str(error).strip().splitlines() or [""]
