@@ -210,6 +210,16 @@ CLIP: dict[str, Any] = {
 }
 
 
+def template_with(image: str) -> str:
+    """Return a chat template that writes this for an image."""
+    return (
+        "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
+        "{% for part in message.content %}{{ part.text or '"
+        + image
+        + "' }}{% endfor %}{% endif %}{% endfor %}"
+    )
+
+
 def _few_blocks() -> None:
     """Gemma 3n's tower is a MobileNet whose blocks no configuration says."""
     vision: Any = importlib.import_module("mlx_vlm.models.gemma3n.vision")
@@ -292,6 +302,7 @@ OWN: dict[str, dict[str, Any]] = {
     "aya_vision": {**SIGLIP, "image": "<|IMG_PATCH|>", "processor": {"img_size": SIDE, "patch_size": 8},
                    "config": {"alignment_intermediate_size": 64},
                    "images": {"image_processor_type": "GotOcr2ImageProcessor"}},
+    "cohere_compass": {"vision": {"deepstack_visual_indexes": [0]}},
     "dots_ocr": {
         "change": _image_token_of_dots,
         "image": "<|imgpad|>",
@@ -357,9 +368,7 @@ OWN: dict[str, dict[str, Any]] = {
         **SIGLIP,
         "processor": {"num_image_token": 16, "image_size": SIDE},
         "config": {"downsample_ratio": 0.5},
-        "template": "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
-                    "{% for part in message.content %}{{ part.text or '<image>' }}{% endfor %}"
-                    "{% endif %}{% endfor %}",
+        "template": template_with("<image>"),
     },
     "internvl": {"image": "<IMG_CONTEXT>", "text_type": "qwen3", "processor": {"image_seq_length": 16}},
     "kimi_vl": {"image": "<|media_pad|>", "vision_type": "moonvit", "text": MLA, "vision": {"patch_size": 14}},
@@ -415,7 +424,8 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "paligemma": SIGLIP,
     "minimax_m3_vl": {"image": "]<]image[>["},
-    "step3p7": {"image": "<im_patch>", "vision": {"mlp_ratio": 2.0, "image_size": 728, "patch_size": 14},
+    "step3p7": {"remark": "one picture in a prompt, as in mlx-vlm 0.7.10", "image": "<im_patch>",
+                "vision": {"mlp_ratio": 2.0, "image_size": 728, "patch_size": 14},
                 "text": {"num_attention_groups": 2, "moe_num_experts": 4, "moe_top_k": 2, "share_expert_dim": 32}},
     "hunyuan_vl": {"text": {"rope_scaling": {"type": "xdrope", "alpha": 1000.0, "factor": 1.0,
                                              "xdrope_section": [2, 2, 2, 2]}},
@@ -442,6 +452,7 @@ OWN: dict[str, dict[str, Any]] = {
                         "remark": "its tokenizer is a file of SentencePiece, which is not made here"},
     "molmo2": {
         "image": "<|image|>",
+        "template": template_with("<|image|>"),
         "text": {"additional_vocab_size": 0},
         "vision": None,
         "config": {

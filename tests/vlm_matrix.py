@@ -103,7 +103,7 @@ def _one(family: str) -> str:
     except Exception:
         remark = OWN.get(family, {}).get("remark", "the tiny model of this table cannot be shown pictures")
         return f"{UNTRIED}: {remark}"
-    remark = "several pictures only of one size" if has_refused else OWN.get(family, {}).get("remark", "")
+    remark = OWN.get(family, {}).get("remark", "several pictures only of one size" if has_refused else "")
     return f"{BATCH if is_batched else ONE}: {remark}"
 
 
