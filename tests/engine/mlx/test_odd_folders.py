@@ -120,7 +120,10 @@ def test_what_does_no_harm_is_not_in_the_way(change: Change, folder: Path) -> No
         (configured(model_type=["helium"]), "names no model_type"),
         (configured(model_type="base"), "Model type base not supported. A newer mlx-lm may know"),
         (written("config.json", '{"model_type": "helium"}'), "its config.json says nothing of 'hidden_size'"),
-        (configured(quantization={"group_size": 64}), "'bits' is missing in its config.json, or in its weights"),
+        (
+            configured(quantization={"group_size": 64}),
+            "'bits' is missing in its config.json, or in its weights",
+        ),
         (written("tokenizer.json", "version https://git-lfs.github.com/spec/v1\n"), "run `git lfs pull` in "),
         (
             written("special_tokens_map.json", "{"),
