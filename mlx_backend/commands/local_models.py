@@ -48,7 +48,7 @@ def add_folder_options(parser: argparse.ArgumentParser) -> None:
 def _memory_of(text: str) -> int:
     """Return the bytes that --memory-gb says, which `serve` takes as well."""
     try:
-        return _MEMORY.from_text(text)  # type: ignore[no-any-return]
+        return _MEMORY.from_text(text)  # type: ignore[no-any-return]  # a kind of any value
     except SettingError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -11,6 +11,7 @@ from mlx_backend.device.memory import format_bytes, leaves_room_for_caches
 from mlx_backend.errors import EngineError, first_line
 from mlx_backend.models import files
 from mlx_backend.models.folders import format_size
+from mlx_backend.models.tasks import is_of_mlx_lm
 
 if TYPE_CHECKING:
     import argparse
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     models = LocalModels(arguments)
     model = models.find(arguments.model)
     described = model.description
-    memory, drafts = _memory(model) if described.kind == "llm" else ([], "")
+    memory, drafts, unknown = _memory(model) if described.kind == "llm" else ([], "", "")
     if arguments.json:
         details = {
             "dialect": described.dialect,
@@ -44,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
                 for bits in (memory[0][1] if memory else ())
                 if bits is not None
             },
+            "memory_unknown": unknown,
             "drafts": drafts,
         }
         print_json(model.as_json(models.room) | details)
@@ -74,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     fields.append(
         ("here", f"{here}: {format_bytes(size)} of the {format_bytes(room)} of memory that weights may take")
     )
+    if unknown:
+        fields.append(("with caches", f"not known: {unknown}"))
     for tokens, needed in memory:
         within = "" if needed[None] <= room else "   more than there is"
         if described.context_length and tokens > described.context_length:
@@ -101,15 +105,17 @@ def _template(model: LocalModel) -> str:
     return f"its own, {len(template):,} characters" if own else "mlx-lm's own for this family"
 
 
-def _memory(model: LocalModel) -> tuple[list[tuple[int, dict[int | None, int]]], str]:
+def _memory(model: LocalModel) -> tuple[list[tuple[int, dict[int | None, int]]], str, str]:
     """Return tokens, each with the bytes of weights and one sequence's caches, and a sentence on its MTP head.
 
-    The bytes are by the bits of --kv-bits, and None without. Both are empty if they cannot be told.
+    The bytes are by the bits of --kv-bits, and None without. If they cannot be told, the last says why.
     """
     from mlx_backend.engine.mlx import memory_by_tokens
 
     try:
         needed, drafts = memory_by_tokens(model.folder)
-    except EngineError:
-        return [], ""
-    return [(tokens, {bits: own(tokens) for bits, own in needed.items()}) for tokens in CONTEXTS], drafts
+    except EngineError as error:
+        if is_of_mlx_lm(files.read_json_or_empty(model.folder / "config.json")):
+            return [], "", str(error)
+        return [], "", "mlx-lm has no network for this family."
+    return [(tokens, {bits: own(tokens) for bits, own in needed.items()}) for tokens in CONTEXTS], drafts, ""

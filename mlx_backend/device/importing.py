@@ -56,7 +56,7 @@ def file_limit_only_raised() -> Iterator[None]:
 def without_torch() -> Iterator[None]:
     """Within the block transformers, if it is imported for the first time, finds no PyTorch, now and later.
 
-    It would import it wherever it is installed, which takes seconds and hundreds of megabytes for what MLX does here.
+    It would import it wherever it is installed, which takes seconds, and nothing here uses it.
     Code of a model's own may import it afterwards.
     """
     if not sys.modules.keys().isdisjoint(("torch", "transformers")):

@@ -106,6 +106,16 @@ def test_show_says_the_memory_that_a_server_would_reserve(folder: Path, said: Ca
     assert "beyond its context" in page
 
 
+def test_show_says_why_the_memory_of_a_model_is_not_known(folder: Path, said: Callable[..., Any]) -> None:
+    config = folder / "owner" / "Tiny-Oss-20b-4bit" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 1}))
+    assert re.search(r"with caches +not known: .* could not be loaded: ", said("show", "Tiny-Oss-20b-4bit"))
+    shown = said("show", "Tiny-Oss-20b-4bit", "--json")
+    assert shown["memory"] == {}
+    assert "could not be loaded" in shown["memory_unknown"]
+    assert said("show", "mlx-demo", "--json")["memory_unknown"] == ""
+
+
 def test_recommend_names_the_largest_that_fits(folder: Path, said: Callable[..., Any]) -> None:
     found = said("recommend", "--memory-gb", "16", "--json")
     assert found["best"] == "mlx-community/gpt-oss-20b-MXFP4-Q8"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -97,3 +98,12 @@ def test_a_failed_run_leaves_all_caches_unchanged(network: Any) -> None:
         run_packed(broken, parts)
     assert "Unable to allocate" in str(caught.value.__cause__)
     assert same(run_packed(network, parts), expected)
+
+
+def test_modules_that_have_been_replaced_are_not_replaced_again(tmp_path: Path) -> None:
+    """Each attempt of the trial asks for it."""
+    network, _ = load_model(write(tmp_path, "deepseek_v3"))
+    patch_for_packing(network)
+    before = [type(module) for module in network.modules()]
+    patch_for_packing(network)
+    assert [type(module) for module in network.modules()] == before

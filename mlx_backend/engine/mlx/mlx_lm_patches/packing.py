@@ -71,6 +71,8 @@ def patch_for_packing(network: Any) -> Packing:
             module.__class__ = _PACKABLE[kind]
         elif _has_latents(kind):
             module.__class__ = _attending_to_latents(kind)
+        elif _has_latents(kind.__base__) and kind is _attending_to_latents(kind.__base__):
+            continue  # it has been replaced before
         elif module is not network and "cache" in inspect.signature(kind.__call__).parameters:
             module.__class__ = _taking_packed(kind)
             vars(module)["packing"] = packing
