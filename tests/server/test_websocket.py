@@ -38,6 +38,7 @@ from wsproto.events import (
 from mlx_backend.chat.model_settings import ModelSettings
 from mlx_backend.chat.service import Service
 from mlx_backend.server.connection_limits import ConnectionLimits
+from mlx_backend.server.request_tasks import RequestTask
 from mlx_backend.server.websocket import MAX_WAITING, WebSocket
 from mlx_backend.settings import Settings
 
@@ -316,6 +317,29 @@ def test_as_many_messages_as_may_wait_are_answered_in_their_order(
     assert all(text in prompt for text, prompt in zip(texts, prompts, strict=True))
 
 
+def test_the_handshake_does_not_count_as_a_message_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer is there a moment before the server forgets it."""
+    goes_on = threading.Event()
+    finish = RequestTask.finish
+
+    def finish_late(task: RequestTask) -> None:
+        finish(task)
+        goes_on.wait(60)
+
+    monkeypatch.setattr(RequestTask, "finish", finish_late)
+    with serving() as (_, server):
+        client = Client(server)
+        assert isinstance(client.receive(), AcceptConnection)
+        message = TextMessage('{"type": "response.create", "input": "x"}')
+        client.send(*[message] * (1 + MAX_WAITING), Ping())
+        assert isinstance(client.receive(), Pong)
+        goes_on.set()
+        assert [client.last()["type"] for _ in range(1 + MAX_WAITING)] == ["response.completed"] * (
+            1 + MAX_WAITING
+        )
+        client.socket.close()
+
+
 def test_nothing_is_received_once_the_connection_was_closed() -> None:
     client = WSConnection(ConnectionType.CLIENT)
     handshake = client.send(Request(host="h", target=PATH)).decode()
@@ -330,7 +354,7 @@ def test_nothing_is_received_once_the_connection_was_closed() -> None:
 def test_only_so_many_messages_may_wait(connect: Connect) -> None:
     with serving(gated=True) as (_, server):
         client = connect(server)
-        client.send(*[TextMessage('{"type": "response.create", "input": "x"}')] * (MAX_WAITING + 2))
+        client.send(*[TextMessage('{"type": "response.create", "input": "x"}')] * (MAX_WAITING + 3))
         while not isinstance(closed := client.receive(), CloseConnection):
             pass
         assert closed.code == 1008
