@@ -17,12 +17,8 @@ from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.parser import parse_text
 
 KEPT = DIALECTS["kimi-k3"].history  # all reasoning is handed to the template
-# Those whose example is a call that nothing marks are text to anyone who does not know that it was a model's turn.
-MARKED = [
-    dialect
-    for dialect in DIALECTS.values()
-    if dialect.name not in ("plain", "llama3-json", "llama-pythonic", "gemma3-tool_code")
-]
+# A call that nothing marks is text to anyone who does not know that it was a model's turn.
+MARKED = [dialect for dialect in DIALECTS.values() if dialect.name not in ("plain", "gemma3-tool_code")]
 REASONING = [dialect for dialect in DIALECTS.values() if dialect.blocks]
 
 

@@ -302,5 +302,11 @@ class Dialect:
     """Control tokens that end its turns, in addition to those that many families use."""
     suffixes: tuple[str, ...] = ()
     """What may stand in its markers after a colon, `<think:…>`: each checkpoint may have its own. (): nothing."""
-    example: str = ""
-    """A turn with reasoning and a call to `get_weather`, as far as it can write them, as its models do."""
+
+    @property
+    def example(self) -> str:
+        """A turn with reasoning and a call, as far as its models write them."""
+        reasoning = "I need the weather." if self.has_reasoning else ""
+        begun = self.continuation(reasoning, "", closes_reasoning=True)
+        call = self.calls.encode("get_weather", {"city": "Paris", "days": 3}) if self.calls else ()
+        return "".join(piece.text for piece in (*begun.pieces, *call))

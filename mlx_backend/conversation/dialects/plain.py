@@ -59,5 +59,4 @@ PLAIN = Dialect(
     opens_in=opens_in,
     calls=BlockCalls(_WITH_CALLS),
     has_reasoning=False,
-    example="It is sunny in Paris.",
 )

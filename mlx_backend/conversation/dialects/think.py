@@ -62,10 +62,6 @@ THINK = Dialect(
     blocks=OPENERS,
     markers=FORMAT.telling_markers,
     reasoning_markers=(*OPENERS, *OPENERS.values()),
-    example=(
-        "<think>\nI need the weather.\n</think>\n\n"
-        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>'
-    ),
     leaks=RawMarkup(
         openers=_LEAKED_OPENERS,
         call_openers=SECTION.openers,

@@ -28,7 +28,6 @@ from mlx_backend.conversation.dialects.calls.xtml import (
     XtmlCalls,
 )
 from mlx_backend.conversation.dialects.families.shared import (
-    REASONED,
     THINK_TAGS,
     family,
 )
@@ -59,7 +58,6 @@ MISTRAL_LIST = family(
     signs=(own("[TOOL_CALLS]", re.compile(r"\[TOOL_CALLS\]\s{0,8}\[(?!ARGS|CALL_ID)"), in_template=True),),
     form=_MISTRAL_FORM,
     calls=_mistral_calls(JsonObjects(in_list=True, around=("", ""))),
-    example='[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}]</s>',
 )
 MISTRAL_IDS = family(
     "mistral-ids",
@@ -67,14 +65,12 @@ MISTRAL_IDS = family(
     signs=(own("[TOOL_CALLS]", "[CALL_ID]", in_template=True),),
     form=_MISTRAL_FORM,
     calls=_mistral_calls(MISTRAL_CALL_IDS),
-    example='[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Paris", "days": 3}</s>',
 )
 MISTRAL = family(
     "mistral",
     *("devstral", "magistral", "ministral", "mistral-small"),
     signs=(own("[TOOL_CALLS]"), layout("[INST]", "[/INST]")),
     form=_MISTRAL_FORM,
-    example='[THINK]I need the weather.[/THINK][TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 3}</s>',
     leaked_calls=("[TOOL_CALLS]",),
 )
 
@@ -85,7 +81,7 @@ _DEEPSEEK_RESULTS = frozenset(
 )
 
 
-def _deepseek(name: str, *aliases: str, syntax: CallBlock, sign: Sign, example: str) -> Dialect:
+def _deepseek(name: str, *aliases: str, syntax: CallBlock, sign: Sign) -> Dialect:
     return family(
         name,
         *aliases,
@@ -97,7 +93,6 @@ def _deepseek(name: str, *aliases: str, syntax: CallBlock, sign: Sign, example: 
             ends=frozenset({"<｜end▁of▁sentence｜>"}),
             noise=_DEEPSEEK_RESULTS | {"<｜tool▁sep｜>"},
         ),
-        example=example,
         leaked_calls=("<｜tool▁calls▁begin｜>",) if name == "deepseek-v3" else (),
     )
 
@@ -108,19 +103,11 @@ DEEPSEEK_V3 = _deepseek(
     "deepseek-r1",
     syntax=CallBlock(opener=_DEEPSEEK_MARKERS[0], closers=_DEEPSEEK_MARKERS[1], syntax=DEEPSEEK_V3_CALLS),
     sign=own("<｜tool▁sep｜>", "```json"),
-    example=(
-        f"{REASONED}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
-        '{"city": "Paris", "days": 3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
-    ),
 )
 DEEPSEEK_V31 = _deepseek(
     "deepseek-v3.1",
     syntax=CallBlock(opener=_DEEPSEEK_MARKERS[0], closers=_DEEPSEEK_MARKERS[1], syntax=DEEPSEEK_V31_CALLS),
     sign=own("<｜tool▁sep｜>"),
-    example=(
-        f"{REASONED}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
-        '{"city": "Paris", "days": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
-    ),
 )
 _KIMI_SECTIONS = CallSection(
     openers=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
@@ -138,10 +125,6 @@ KIMI_K2 = family(
             CallBlock(opener="<|tool_call_begin|>", closers=("<|tool_call_end|>",), syntax=KIMI_K2_CALLS),
         ),
         noise=frozenset({"<|tool_call_argument_begin|>"}),
-    ),
-    example=(
-        "<think>I need the weather.</think><|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
-        '<|tool_call_argument_begin|>{"city": "Paris", "days": 3}<|tool_call_end|><|tool_calls_section_end|>'
     ),
     leaked_calls=("<|tool_calls_section_begin|>",),
 )
@@ -163,13 +146,6 @@ KIMI_K3 = family(
         controls=(OPEN, CLOSE),
         noise=frozenset({OPEN, CLOSE, SEPARATOR}),
     ),
-    example=(
-        "<|open|>think<|sep|>I need the weather.<|close|>think<|sep|><|open|>response<|sep|>I look."
-        '<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
-        '<|open|>argument key="city" type="string"<|sep|>Paris<|close|>argument<|sep|>'
-        '<|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|>'
-        "<|close|>call<|sep|><|close|>tools<|sep|>"
-    ),
     leaked_calls=(_xtml("tools")[0],),
     taught_by=(OPEN,),
 )
@@ -190,10 +166,6 @@ APERTUS = family(
         separators=",",
         ends=frozenset({"<|assistant_end|>"}),
     ),
-    example=(
-        "<|inner_prefix|>I need the weather.<|inner_suffix|>"
-        '<|tools_prefix|>[{"get_weather": {"city": "Paris", "days": 3}}]<|tools_suffix|>'
-    ),
     leaked_calls=("<|tools_prefix|>",),
 )
 _COHERE_CALLS = JsonObjects(
@@ -213,11 +185,6 @@ COHERE = family(
         separators=",",
         ends=frozenset({"<|END_OF_TURN_TOKEN|>"}),
     ),
-    example=(
-        "<|START_THINKING|>I need the weather.<|END_THINKING|><|START_ACTION|>[\n"
-        '    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris", "days": 3}}\n'
-        "]<|END_ACTION|>"
-    ),
     leaked_calls=("<|START_ACTION|>",),
 )
 INTERNLM_CALLS = CallSection(
@@ -230,10 +197,6 @@ INTERNLM = family(
     *("internlm2", "internlm2.5", "internlm3", "intern-s1"),
     signs=(own("<|action_start|>", "<|plugin|>"),),
     form=BlockFormat(reasoning=THINK_TAGS, sections=(INTERNLM_CALLS,), controls=("<|action_start|>",)),
-    example=(
-        '<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}'
-        "<|action_end|>"
-    ),
     leaked_calls=("<|action_start|><|plugin|>",),
 )
 _GIGACHAT_CALLS = JsonObjects(around=("", ""))
@@ -252,6 +215,5 @@ GIGACHAT = family(
         ends=frozenset({"</s>"}),
         controls=("<|message_sep|>",),
     ),
-    example='<|function_call|>{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}',
     leaked_calls=("<|function_call|>",),
 )

@@ -11,7 +11,6 @@ from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
 from mlx_backend.conversation.dialects.families.shared import (
     ALL_WITH_TOOLS,
-    REASONED,
     THINK_TAGS,
     family,
     tool_call,
@@ -29,16 +28,11 @@ def _xml_sign(*words: str) -> Sign:
 # Models leave out <tool_call>.
 _BARE_FUNCTION = CallBlock(opener="<function=", closers=("</function>",), syntax=_XML, is_text=True)
 _QWEN = BlockFormat(reasoning=THINK_TAGS, sections=(tool_call(_XML),), blocks=(_BARE_FUNCTION,))
-_QWEN_CALL = (
-    "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
-    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
-)
 QWEN_XML = family(
     "qwen-xml",
     *("qwen3-coder", "qwen3-coder-next", "qwen3.5", "qwen3.6", "qwen3.8"),
     signs=(_xml_sign(),),
     form=_QWEN,
-    example=REASONED + _QWEN_CALL,
     history=ALL_WITH_TOOLS,
 )
 
@@ -53,13 +47,11 @@ NEMOTRON = family(
     *("nemotron-3", "nemotron-3.5", "nemotron-nano"),
     signs=(_xml_sign("truncate_history_thinking"), own("<TOOLCALL>")),
     form=_NEMOTRON_FORM,
-    example=REASONED + _QWEN_CALL,
 )
 GRANITE_42 = family(
     "granite-4.2",
     signs=(_xml_sign("truncate_history_thinking", "defer_loading"),),
     form=_QWEN,
-    example=REASONED + _QWEN_CALL,
 )
 # As Granite 3 writes them: words, not markers.
 _GRANITE_3 = {f"{here} my thought process:": f"{here} my response:" for here in ("Here is", "Here's")}
@@ -83,7 +75,6 @@ GRANITE = family(
         layout("<|start_of_role|>"),
     ),
     form=_GRANITE_FORM,
-    example='<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>',
 )
 
 _STEP_XML = XmlCalls(
@@ -118,7 +109,6 @@ STEP = family(
             ),
         ),
     ),
-    example=REASONED + _QWEN_CALL,
     history=ALL_WITH_TOOLS,
 )
 
@@ -131,10 +121,6 @@ MIMO = family(
         reasoning=THINK_TAGS,
         sections=(tool_call(_MIMO_XML),),
         blocks=(CallBlock(opener="<function=", closers=("</function>",), syntax=_MIMO_XML, is_text=True),),
-    ),
-    example=(
-        f"{REASONED}<tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
-        "<parameter=days>3</parameter>\n</function>\n</tool_call>"
     ),
 )
 
@@ -156,10 +142,6 @@ SEED_OSS = family(
         blocks=(CallBlock(opener="<function=", closers=("</function>",), syntax=_SEED_XML, is_text=True),),
         ends=frozenset({"<seed:eos>"}),
     ),
-    example=(
-        "<seed:think>I need the weather.</seed:think>\n<seed:tool_call>\n<function=get_weather>\n"
-        "<parameter=city>Paris</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>"
-    ),
     leaked_calls=("<seed:tool_call>",),
 )
 
@@ -177,9 +159,5 @@ MINICPM = family(
         blocks=(
             CallBlock(opener="<function name=", closers=("</function>",), syntax=_PARAM_XML, is_text=True),
         ),
-    ),
-    example=(
-        f'{REASONED}<function name="get_weather"><param name="city">Paris</param>'
-        '<param name="days">3</param></function>'
     ),
 )

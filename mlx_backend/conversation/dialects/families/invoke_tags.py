@@ -15,7 +15,6 @@ from mlx_backend.conversation.dialects.calls.elements import NAMESPACE, ElementC
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
 from mlx_backend.conversation.dialects.families.shared import (
     ALL_WITH_TOOLS,
-    REASONED,
     THINK_TAGS,
     family,
 )
@@ -39,10 +38,6 @@ MINIMAX_M2 = family(
         sections=(CallSection(openers=("<minimax:tool_call>",), closer="</minimax:tool_call>"),),
         blocks=(CallBlock(opener="<invoke name=", closers=("</invoke>",), syntax=_INVOKE, is_text=True),),
         ends=frozenset({"[e~["}),
-    ),
-    example=(
-        f'{REASONED}<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
-        '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>'
     ),
     leaked_calls=("<minimax:tool_call>",),
 )
@@ -70,11 +65,6 @@ MINIMAX_M3 = family(
         ends=frozenset({"[e~["}),
         controls=(NAMESPACE,),
         noise=frozenset({NAMESPACE}),
-    ),
-    example=(
-        f"<mm:think>I need the weather.</mm:think>\n{NAMESPACE}<tool_call>\n{NAMESPACE}"
-        f'<invoke name="get_weather">{NAMESPACE}<city>Paris{NAMESPACE}</city>{NAMESPACE}<days>3{NAMESPACE}</days>'
-        f"{NAMESPACE}</invoke>\n{NAMESPACE}</tool_call>"
     ),
     leaked_calls=(f"{NAMESPACE}<tool_call>",),
     taught_by=(NAMESPACE,),
@@ -136,12 +126,6 @@ def _dsml(name: str, *aliases: str, word: str, blank: str = "", sign: Sign) -> D
         signs=(sign, own(_ANY_DSML)) if word == "function_calls" else (sign,),
         form=_DSML_FORM,
         calls=BlockCalls(BlockFormat(sections=(section,), blocks=(block,)), taught_by=(_DSML,)),
-        example=(
-            f'{REASONED}<{_DSML}{word}>\n<{_DSML}{blank}invoke name="get_weather">\n'
-            f'<{_DSML}{blank}parameter name="city" string="true">Paris</{_DSML}{blank}parameter>\n'
-            f'<{_DSML}{blank}parameter name="days" string="false">3</{_DSML}{blank}parameter>\n'
-            f"</{_DSML}{blank}invoke>\n</{_DSML}{word}>"
-        ),
         leaked_calls=(*(f"<{_DSML}{word}>" for word in _DSML_WORDS),) if word == "function_calls" else (),
         history=ALL_WITH_TOOLS,
     )

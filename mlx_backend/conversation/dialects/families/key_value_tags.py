@@ -29,17 +29,12 @@ if TYPE_CHECKING:
 
 
 _PAIR_ENDS = frozenset({"<|observation|>", "<|user|>", "<|assistant|>"})
-_PAIR_CALL = (
-    "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value>"
-    "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>"
-)
 _GLM_FORM = BlockFormat(reasoning=THINK_TAGS, sections=(tool_call(PairCalls()),), ends=_PAIR_ENDS)
 GLM = family(
     "glm",
     *("glm-4.5", "glm-4.6", "glm-4.7", "glm-5", "glm-5.1", "glm-5.2", "glm-5.3"),
     signs=(call_format("<arg_key>", "<arg_value>"),),
     form=_GLM_FORM,
-    example=f"<think>I need the weather.</think>{_PAIR_CALL}",
     history=ALL_WITH_TOOLS,
 )
 LAGUNA = family(
@@ -54,7 +49,6 @@ LAGUNA = family(
         sections=(tool_call(PairCalls(lines=True)),),
         ends=frozenset({"</assistant>"}),
     ),
-    example=f"<think>I need the weather.</think>{_PAIR_CALL}",
     history=ALL_WITH_TOOLS,
 )
 LING = family(
@@ -64,7 +58,6 @@ LING = family(
     form=BlockFormat(
         reasoning=THINK_TAGS, sections=(tool_call(PairCalls()),), ends=frozenset({"<|role_end|>"})
     ),
-    example=f"<think>I need the weather.</think>{_PAIR_CALL}",
 )
 LONGCAT = family(
     "longcat",
@@ -80,11 +73,6 @@ LONGCAT = family(
             ),
         ),
         ends=frozenset({"</longcat_s>"}),
-    ),
-    example=(
-        "<longcat_think>I need the weather.</longcat_think>\n<longcat_tool_call>get_weather\n"
-        "<longcat_arg_key>city</longcat_arg_key>\n<longcat_arg_value>Paris</longcat_arg_value>\n"
-        "<longcat_arg_key>days</longcat_arg_key>\n<longcat_arg_value>3</longcat_arg_value>\n</longcat_tool_call>"
     ),
     leaked_calls=("<longcat_tool_call>",),
 )
@@ -107,15 +95,6 @@ _HUNYUAN_FORM = BlockFormat(
 )
 
 
-def _hunyuan_call(suffix: str) -> str:
-    return (
-        f"<think{suffix}>I need the weather.</think{suffix}><tool_calls{suffix}>\n<tool_call{suffix}>get_weather"
-        f"<tool_sep{suffix}>\n<arg_key{suffix}>city</arg_key{suffix}>\n<arg_value{suffix}>Paris</arg_value{suffix}>\n"
-        f"<arg_key{suffix}>days</arg_key{suffix}>\n<arg_value{suffix}>3</arg_value{suffix}>\n"
-        f"</tool_call{suffix}>\n</tool_calls{suffix}>"
-    )
-
-
 def _hunyuan(name: str, *aliases: str, suffix: str, sign: Sign) -> Dialect:
     """Return the third version's dialect. All versions are read alike, and written as each has its markers."""
     pairs = PairCalls(separator=f"<tool_sep{suffix}>", suffix=suffix, lines=True)
@@ -129,7 +108,6 @@ def _hunyuan(name: str, *aliases: str, suffix: str, sign: Sign) -> Dialect:
         signs=(sign,),
         form=_HUNYUAN_FORM,
         calls=BlockCalls(written, taught_by=("<tool_calls",)),
-        example=_hunyuan_call(suffix),
         history=ALL_WITH_TOOLS,
     )
 
@@ -159,10 +137,6 @@ HUNYUAN_A13B = family(
     ),
     form=_HUNYUAN_FORM,
     calls=BlockCalls(_JSON_LIST),
-    example=(
-        "<think>\nI need the weather.\n</think>\n<answer>I look.</answer>\n"
-        '<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}]</tool_calls>'
-    ),
 )
 JAMBA = family(
     "jamba",
@@ -173,7 +147,6 @@ JAMBA = family(
         reasoning={**THINK_TAGS, "Here are my reasoning steps:": "[BEGIN FINAL RESPONSE]"},  # Apriel's
         ends=frozenset({"<|eom|>", "<|end|>"}),
     ),
-    example='<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}]</tool_calls>',
 )
 K2_HORIZON = family(
     "k2-horizon",
@@ -188,11 +161,6 @@ K2_HORIZON = family(
                 syntax=AnySyntax(PairCalls(prefix="ifm|")),
             ),
         ),
-    ),
-    example=(
-        "<ifm|think>I need the weather.</ifm|think><ifm|tool_calls><ifm|tool_call>get_weather"
-        "<ifm|arg_key>city</ifm|arg_key><ifm|arg_value>Paris</ifm|arg_value>"
-        "<ifm|arg_key>days</ifm|arg_key><ifm|arg_value>3</ifm|arg_value></ifm|tool_call></ifm|tool_calls>"
     ),
     leaked_calls=("<ifm|tool_calls>",),
 )

@@ -10,7 +10,7 @@ from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls, UnwrappedG
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.pythonic import PythonicCalls, TaggedCalls
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
-from mlx_backend.conversation.dialects.families.shared import REASONED, THINK_TAGS, family
+from mlx_backend.conversation.dialects.families.shared import THINK_TAGS, family
 from mlx_backend.conversation.dialects.signs import call_format, layout, own
 from mlx_backend.conversation.dialects.tool_prompts import python_tool_prompt
 
@@ -28,10 +28,6 @@ GEMMA_4 = family(
         controls=("<|channel>",),
         noise=frozenset({'<|"|>'}),
     ),
-    example=(
-        "<|channel>thought\nI need the weather.<channel|>"
-        '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|><|tool_response>'
-    ),
     leaked_calls=("<|tool_call>",),
 )
 FUNCTION_GEMMA = family(
@@ -47,7 +43,6 @@ FUNCTION_GEMMA = family(
         ),
         ends=frozenset({"<end_of_turn>", "<start_function_response>"}),
     ),
-    example="<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>",
     leaked_calls=("<start_function_call>",),
 )
 
@@ -61,7 +56,6 @@ LFM2 = family(
             CallSection(openers=("<|tool_call_start|>",), closer="<|tool_call_end|>", syntax=PythonicCalls()),
         ),
     ),
-    example='<|tool_call_start|>[get_weather(city="Paris", days=3)]<|tool_call_end|>',
     leaked_calls=("<|tool_call_start|>",),
 )
 OLMO = family(
@@ -76,7 +70,6 @@ OLMO = family(
             ),
         ),
     ),
-    example=f'{REASONED}<function_calls>get_weather(city="Paris", days=3)</function_calls>',
     leaked_calls=("<function_calls>",),
 )
 GEMMA_3 = family(
@@ -93,7 +86,6 @@ GEMMA_3 = family(
         ),
         ends=frozenset({"<end_of_turn>"}),
     ),
-    example='```tool_code\nget_weather(city="Paris", days=3)\n```',
     result_text="```tool_output\n{}\n```",
     tool_prompt=python_tool_prompt,
 )
@@ -114,7 +106,6 @@ LLAMA_PYTHONIC = family(
         separators=";,",
         ends=frozenset({"<|eot|>", "<|eom|>", "<|eom_id|>"}),
     ),
-    example='[get_weather(city="Paris", days=3)]',
 )
 
 
@@ -136,6 +127,5 @@ LLAMA_3 = family(
         separators=";,]}",
         ends=frozenset({"<|eom_id|>", "<|eot_id|>"}),
     ),
-    example='{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}',
     leaked_calls=("<|python_tag|>",),
 )

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 THINK_TAGS = {"<think>": "</think>"}
-REASONED = "<think>\nI need the weather.\n</think>\n\n"
 
 
 BY_TEMPLATE = HistoryPolicy()
@@ -38,7 +37,6 @@ def family(
     *aliases: str,
     signs: tuple[Sign, ...],
     form: BlockFormat,
-    example: str,
     calls: CallCodec | None = None,
     leaked_calls: tuple[str, ...] = (),
     taught_by: tuple[str, ...] = (),
@@ -74,5 +72,4 @@ def family(
         leaks=RawMarkup(
             openers=(*own,), call_openers=leaked_calls, reasoning_closers=(*dict.fromkeys(own.values()),)
         ),
-        example=example,
     )

@@ -138,10 +138,6 @@ HARMONY = Dialect(
     calls=HARMONY_CALLS,
     response_format=response_format,
     history=HistoryPolicy(keeps_answered_turns=False),
-    example=(
-        f"{CHANNEL}analysis{MESSAGE}I need the weather.{END}{START}assistant"
-        f'{CHANNEL}commentary to=functions.get_weather {CONSTRAIN}json{MESSAGE}{{"city": "Paris", "days": 3}}{CALL}'
-    ),
     reasoning_markers=(f"{CHANNEL}{Channel.ANALYSIS}",),
     leaks=RawMarkup(
         openers=(CHANNEL, START, MESSAGE),
