@@ -25,7 +25,7 @@ from mlx_backend.conversation.scanner import NO_MARKERS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
 
-    from mlx_backend.conversation.dialects.signs import Sign
+    from mlx_backend.conversation.dialects.recognition import Sign
     from mlx_backend.conversation.events import EndedBy, Event
     from mlx_backend.conversation.scanner import MarkerSet
     from mlx_backend.conversation.tools import ToolSet

@@ -20,7 +20,7 @@ from mlx_backend.conversation.dialects.block_format import BlockCalls, BlockForm
 from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
-from mlx_backend.conversation.dialects.signs import call_format, common
+from mlx_backend.conversation.dialects.recognition import call_format, common
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

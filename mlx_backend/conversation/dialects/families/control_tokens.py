@@ -31,7 +31,7 @@ from mlx_backend.conversation.dialects.families.shared import (
     THINK_TAGS,
     family,
 )
-from mlx_backend.conversation.dialects.signs import Sign, layout, own
+from mlx_backend.conversation.dialects.recognition import Sign, layout, own
 
 if TYPE_CHECKING:
     from mlx_backend.conversation.dialects.base import Dialect
@@ -216,4 +216,18 @@ GIGACHAT = family(
         controls=("<|message_sep|>",),
     ),
     leaked_calls=("<|function_call|>",),
+)
+
+FAMILIES = (
+    KIMI_K3,
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    KIMI_K2,
+    MISTRAL_LIST,
+    MISTRAL_IDS,
+    MISTRAL,
+    APERTUS,
+    COHERE,
+    INTERNLM,
+    GIGACHAT,
 )

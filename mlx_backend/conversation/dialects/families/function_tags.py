@@ -15,7 +15,7 @@ from mlx_backend.conversation.dialects.families.shared import (
     family,
     tool_call,
 )
-from mlx_backend.conversation.dialects.signs import Sign, call_format, layout, own
+from mlx_backend.conversation.dialects.recognition import Sign, call_format, layout, own
 
 _XML = XmlCalls()
 
@@ -161,3 +161,5 @@ MINICPM = family(
         ),
     ),
 )
+
+FAMILIES = (SEED_OSS, GRANITE_42, NEMOTRON, STEP, MIMO, QWEN_XML, MINICPM, GRANITE)

@@ -18,7 +18,7 @@ from mlx_backend.conversation.dialects.families.shared import (
     THINK_TAGS,
     family,
 )
-from mlx_backend.conversation.dialects.signs import Sign, own
+from mlx_backend.conversation.dialects.recognition import Sign, own
 
 if TYPE_CHECKING:
     from mlx_backend.conversation.dialects.base import Dialect
@@ -150,3 +150,5 @@ DSML = _dsml(
     word="function_calls",
     sign=own(_ANY_DSML, "function_calls>"),
 )
+
+FAMILIES = (MINIMAX_M3, MINIMAX_M2, DSML_V41, DSML_V4, DSML)

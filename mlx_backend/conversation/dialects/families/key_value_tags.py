@@ -22,7 +22,7 @@ from mlx_backend.conversation.dialects.families.shared import (
     family,
     tool_call,
 )
-from mlx_backend.conversation.dialects.signs import Sign, call_format, own
+from mlx_backend.conversation.dialects.recognition import Sign, call_format, own
 
 if TYPE_CHECKING:
     from mlx_backend.conversation.dialects.base import Dialect
@@ -164,3 +164,5 @@ K2_HORIZON = family(
     ),
     leaked_calls=("<ifm|tool_calls>",),
 )
+
+FAMILIES = (LONGCAT, K2_HORIZON, HUNYUAN_OPEN_SOURCE, HUNYUAN, HUNYUAN_A13B, LAGUNA, LING, GLM, JAMBA)

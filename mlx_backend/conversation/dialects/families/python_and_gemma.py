@@ -11,7 +11,7 @@ from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.pythonic import PythonicCalls, TaggedCalls
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
 from mlx_backend.conversation.dialects.families.shared import THINK_TAGS, family
-from mlx_backend.conversation.dialects.signs import call_format, layout, own
+from mlx_backend.conversation.dialects.recognition import call_format, layout, own
 from mlx_backend.conversation.dialects.tool_prompts import python_tool_prompt
 
 _UNWRAPPED_GEMMA = UnwrappedGemmaCalls('<|"|>')
@@ -129,3 +129,5 @@ LLAMA_3 = family(
     ),
     leaked_calls=("<|python_tag|>",),
 )
+
+FAMILIES = (GEMMA_4, FUNCTION_GEMMA, LFM2, OLMO, LLAMA_PYTHONIC, LLAMA_3, GEMMA_3)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.dialects.base import CallCodec, ToolPromptWriter
     from mlx_backend.conversation.dialects.block_format import BlockFormat
     from mlx_backend.conversation.dialects.calls.base import CallSyntax
-    from mlx_backend.conversation.dialects.signs import Sign
+    from mlx_backend.conversation.dialects.recognition import Sign
 
 
 THINK_TAGS = {"<think>": "</think>"}

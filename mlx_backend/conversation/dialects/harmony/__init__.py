@@ -34,7 +34,7 @@ from mlx_backend.conversation.dialects.harmony.header import (
     parse_header,
 )
 from mlx_backend.conversation.dialects.harmony.reader import HarmonyReader
-from mlx_backend.conversation.dialects.signs import own
+from mlx_backend.conversation.dialects.recognition import own
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
