@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from free_ports import free_port
 from running_server import running
 from scripted_engine import ScriptedEngine
 
@@ -158,32 +159,25 @@ def test_an_mlx_that_cannot_be_imported_or_crashes_is_a_finding(program: str, er
 
 
 def test_a_package_that_is_missing_does_not_keep_the_rest_from_being_looked_at(
-    free_port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "ask_mlx", lambda: {"error": "No module named 'mlx'"})
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert main(["doctor", "--url", f"http://127.0.0.1:{free_port}"]) == 1
+    assert main(["doctor", "--url", f"http://127.0.0.1:{free_port()}"]) == 1
     printed = capsys.readouterr().out
     assert "✗ mlx          MLX cannot be used: No module named 'mlx'" in printed
     assert "✗ cache        this could not be looked at (" in printed
     assert "✓ server" in printed
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_a_healthy_machine_and_a_demo_model(
-    free_port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("MLX_BACKEND_API_KEY", "a-secret-key")
     monkeypatch.setenv("MLX_BACKEND_PROT", "1")
     monkeypatch.setattr(doctor, "LITTLE_SPACE", doctor.NO_SPACE)  # however full this disk is
-    assert main(["doctor", "mlx-demo", "--url", f"http://127.0.0.1:{free_port}"]) == 0
+    assert main(["doctor", "mlx-demo", "--url", f"http://127.0.0.1:{free_port()}"]) == 0
     printed = capsys.readouterr().out
     assert "✓ template     dialect harmony" in printed
     assert "⚠ variables    $MLX_BACKEND_PROT has no effect" in printed
@@ -197,11 +191,11 @@ def test_a_healthy_machine_and_a_demo_model(
 
 
 def test_what_is_wrong_is_the_exit_status_and_json(
-    free_port: int, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "ask_mlx", lambda: MLX)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    status = main(["doctor", str(tmp_path), "--json", "--url", f"http://127.0.0.1:{free_port}"])
+    status = main(["doctor", str(tmp_path), "--json", "--url", f"http://127.0.0.1:{free_port()}"])
     said = json.loads(capsys.readouterr().out)
     assert status == 1
     [failed] = [each for each in said["findings"] if each["state"] == "failed"]

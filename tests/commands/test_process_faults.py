@@ -12,12 +12,13 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from free_ports import free_port
 from server_process import COMMAND, ENVIRONMENT
 
 from mlx_backend.demo import MODEL_PATH
@@ -65,8 +66,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         shutil.copytree(MODEL_PATH, folder / name)
         lines.append(f'[models.{name}]\nmodel = "{folder / name}"\n{extra}')
     (folder / "models.toml").write_text("".join(lines))
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with FULL.open("wb") if FULL.exists() else (folder / "output").open("wb") as full:
         process = subprocess.Popen(limited(port, folder), stdout=full, stderr=full, env=ENVIRONMENT)
     server = Server(port, folder, process)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
 import socket
 import threading
 from typing import TYPE_CHECKING, Any, Self
+
+from free_ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,17 +16,10 @@ STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: clo
 TLS_HANDSHAKE = 0x16
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
 
-_PORTS = itertools.cycle(range(20_000 + os.getpid() % 4_000, 32_000))
-"""Ports that no system hands out by itself, each taken once in a run of the tests."""
-
 
 def at_an_unused_port[Server](make: Callable[[tuple[str, int]], Server]) -> Server:
     """Make a server at a port that no server had before: a plugin remembers what answered at an address."""
-    while True:
-        try:
-            return make(("127.0.0.1", next(_PORTS)))
-        except OSError:
-            continue
+    return make(("127.0.0.1", free_port()))
 
 
 def status(line: str, body: bytes = b"", *headers: str) -> bytes:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import zipfile
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import pytest
 import requests
 from daemon import PluginProcess
 from dify_view import text_of, user
+from free_ports import free_port
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
@@ -79,8 +79,7 @@ class Serverless:
 @contextmanager
 def serverless(python: str, folder: Path, output: Path) -> Iterator[Serverless]:
     """Start the unpacked plugin with nothing in its environment but what the marketplace sets."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {"INSTALL_METHOD": "serverless", "SERVERLESS_PORT": str(port)}
     environment |= {
         "SERVERLESS_HOST": "127.0.0.1",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from dify_view import assistant, calls_of, result, split_reasoning, text_of, user
+from free_ports import free_port
 
 from dify_mlx_provider.servers import discovery
 from dify_mlx_provider.upstream.credentials import Credentials, ServerKind
@@ -35,8 +35,7 @@ CLOCK = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`mlx_lm.server` without any downloads."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     home = tmp_path_factory.mktemp("downloads")
     process = subprocess.Popen(
         [sys.executable, "-m", "mlx_lm", "server", "--model", str(MODEL), "--port", str(port)],

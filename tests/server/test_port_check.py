@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from free_ports import free_port
 from running_server import running
 from scripted_engine import ScriptedEngine
 
@@ -43,12 +44,6 @@ def answering(answer: bytes, *, endless: bool = False, address: str = "127.0.0.1
         thread.start()
         yield listener.getsockname()[1]
         thread.join()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize("host", EVERY_NAME)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from free_ports import free_port
 from server_process import ServerProcess, endless_completion, server_process
 
 if TYPE_CHECKING:
@@ -69,12 +70,10 @@ def replicas(tmp_path: Path) -> Iterator[Replicas]:
     )
     options = ("--no-auth", "--trusted-proxy", "127.0.0.1", "--drain-seconds", "120")
     with (
-        socket.create_server(("127.0.0.1", 0)) as free,
         server_process(*options) as first,
         server_process(*options) as second,
     ):
-        port = free.getsockname()[1]
-        free.close()
+        port = free_port()
         for written, real in {
             "bind :443": f"bind 127.0.0.1:{port}",
             "/etc/haproxy/llm.pem": str(certificate),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from free_ports import free_port
 from running_server import HELLO, running
 from scripted_engine import ScriptedEngine
 
@@ -96,8 +97,7 @@ def test_a_stream_passes_at_once_and_whoever_leaves_frees_the_model(
     body = json.dumps({"messages": HELLO, "stream": True}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 192.0.2.7\r\n"
     request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     trusted = (ip_network("127.0.0.1"),)
     with (
         ScriptedEngine([LONG, LONG], gated=True, max_concurrent=1) as engine,

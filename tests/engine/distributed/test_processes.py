@@ -3,18 +3,17 @@
 import json
 import os
 import queue
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 from typing import Any, Self
 
 import pytest
 from engine_models import write_model, write_random
+from free_ports import free_port
 
 from mlx_backend.engine.base import GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
@@ -40,7 +39,7 @@ class Group:
 
     def __init__(self, folder: Path, model: Path, size: int = 2, **options: Any) -> None:
         hosts = folder / "hosts.json"
-        hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(size)]))
+        hosts.write_text(json.dumps([[f"127.0.0.1:{free_port()}"] for _ in range(size)]))
         self._logs = [folder / f"rank{rank}.log" for rank in range(size)]
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.processes: list[subprocess.Popen[str]] = []
@@ -104,12 +103,6 @@ class Group:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None and not pipe.closed:
                     pipe.close()
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as open_sockets:
-        sockets = [open_sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
 
 
 @pytest.fixture(scope="module")

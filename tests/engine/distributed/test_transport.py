@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from free_ports import free_port
 
 from mlx_backend.engine.distributed.transport import LEADER_VARIABLE, Endpoint, Follower, Leader
 from mlx_backend.engine.distributed.wire import Wire
@@ -171,8 +172,7 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_rank_that_cannot_reach_rank_0_says_where_it_looked() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+    port = free_port()
     with pytest.raises(EngineError, match=rf"Rank 1 cannot reach rank 0 at 127.0.0.1, port {port} "):
         Follower(1, Endpoint(["127.0.0.1"], port, b"key"))
 
