@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,9 +24,9 @@ from mlx_backend.conversation.events import (
 from mlx_backend.conversation.scanner import NO_MARKERS
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable, Mapping, Sequence, Set
 
-    from mlx_backend.conversation.dialects.recognition import Sign
     from mlx_backend.conversation.events import EndedBy, Event
     from mlx_backend.conversation.scanner import MarkerSet
     from mlx_backend.conversation.tools import ToolSet
@@ -254,6 +255,48 @@ END_MARKERS = frozenset(
 
 RESULT_TEXT = "<tool_response>\n{}\n</tool_response>"
 """How most families write a tool's result as the user's text."""
+
+
+type Text = str | re.Pattern[str]
+"""A text of a template, which is a whole control token; or a pattern that is searched for in either."""
+
+
+class SignKind(Enum):
+    """What a sign shows (`recognition` says which counts for more)."""
+
+    OWN = auto()
+    FORMAT = auto()
+    LAYOUT = auto()
+    COMMON = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Texts that show a family where all of them are found; `in_template`: control tokens do not count."""
+
+    kind: SignKind
+    texts: tuple[Text, ...]
+    in_template: bool = False
+
+
+def own(*texts: Text, in_template: bool = False) -> Sign:
+    """Return a sign that only this family has."""
+    return Sign(SignKind.OWN, texts, in_template)
+
+
+def call_format(*texts: Text, in_template: bool = False) -> Sign:
+    """Return a sign of how calls are written."""
+    return Sign(SignKind.FORMAT, texts, in_template)
+
+
+def layout(*texts: Text) -> Sign:
+    """Return a sign of how turns begin."""
+    return Sign(SignKind.LAYOUT, texts)
+
+
+def common(*texts: Text) -> Sign:
+    """Return a sign that tells only where nothing else does."""
+    return Sign(SignKind.COMMON, texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,54 +19,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import TYPE_CHECKING
+
+from mlx_backend.conversation.dialects.base import SignKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence, Set
 
-    from mlx_backend.conversation.dialects.base import Dialect
-
-type Text = str | re.Pattern[str]
-"""A text of a template, which is a whole control token; or a pattern that is searched for in either."""
-
-
-class SignKind(Enum):
-    """What a sign shows."""
-
-    OWN = auto()
-    FORMAT = auto()
-    LAYOUT = auto()
-    COMMON = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """Texts that show a family where all of them are found; `in_template`: control tokens do not count."""
-
-    kind: SignKind
-    texts: tuple[Text, ...]
-    in_template: bool = False
-
-
-def own(*texts: Text, in_template: bool = False) -> Sign:
-    """Return a sign that only this family has."""
-    return Sign(SignKind.OWN, texts, in_template)
-
-
-def call_format(*texts: Text, in_template: bool = False) -> Sign:
-    """Return a sign of how calls are written."""
-    return Sign(SignKind.FORMAT, texts, in_template)
-
-
-def layout(*texts: Text) -> Sign:
-    """Return a sign of how turns begin."""
-    return Sign(SignKind.LAYOUT, texts)
-
-
-def common(*texts: Text) -> Sign:
-    """Return a sign that tells only where nothing else does."""
-    return Sign(SignKind.COMMON, texts)
+    from mlx_backend.conversation.dialects.base import Dialect, Sign
 
 
 @dataclass(frozen=True, slots=True)

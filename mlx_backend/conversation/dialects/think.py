@@ -15,12 +15,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mlx_backend.conversation.dialects.base import Dialect, HistoryPolicy, RawMarkup
+from mlx_backend.conversation.dialects.base import Dialect, HistoryPolicy, RawMarkup, call_format, common
 from mlx_backend.conversation.dialects.block_format import BlockCalls, BlockFormat, CallSection
 from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
-from mlx_backend.conversation.dialects.recognition import call_format, common
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from mlx_backend.conversation.dialects.base import Sign, layout, own
 from mlx_backend.conversation.dialects.block_format import (
     AnswerBlock,
     BlockCalls,
@@ -31,7 +32,6 @@ from mlx_backend.conversation.dialects.families.shared import (
     THINK_TAGS,
     family,
 )
-from mlx_backend.conversation.dialects.recognition import Sign, layout, own
 
 if TYPE_CHECKING:
     from mlx_backend.conversation.dialects.base import Dialect

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from mlx_backend.conversation.dialects.base import Sign, call_format, layout, own
 from mlx_backend.conversation.dialects.block_format import BlockFormat, CallBlock, CallSection
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
 from mlx_backend.conversation.dialects.calls.base import JsonSpan
@@ -15,7 +16,6 @@ from mlx_backend.conversation.dialects.families.shared import (
     family,
     tool_call,
 )
-from mlx_backend.conversation.dialects.recognition import Sign, call_format, layout, own
 
 _XML = XmlCalls()
 

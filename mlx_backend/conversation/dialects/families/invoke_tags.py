@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from mlx_backend.conversation.dialects.base import Sign, own
 from mlx_backend.conversation.dialects.block_format import (
     BlockCalls,
     BlockFormat,
@@ -18,7 +19,6 @@ from mlx_backend.conversation.dialects.families.shared import (
     THINK_TAGS,
     family,
 )
-from mlx_backend.conversation.dialects.recognition import Sign, own
 
 if TYPE_CHECKING:
     from mlx_backend.conversation.dialects.base import Dialect

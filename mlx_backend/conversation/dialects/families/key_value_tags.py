@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mlx_backend.conversation.dialects.base import Sign, call_format, own
 from mlx_backend.conversation.dialects.block_format import (
     AnswerBlock,
     BlockCalls,
@@ -22,7 +23,6 @@ from mlx_backend.conversation.dialects.families.shared import (
     family,
     tool_call,
 )
-from mlx_backend.conversation.dialects.recognition import Sign, call_format, own
 
 if TYPE_CHECKING:
     from mlx_backend.conversation.dialects.base import Dialect

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from mlx_backend.conversation.dialects.base import call_format, layout, own
 from mlx_backend.conversation.dialects.block_format import BlockFormat, CallBlock, CallSection
 from mlx_backend.conversation.dialects.calls.base import JsonSpan, PythonSpan, beginnings
 from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls, UnwrappedGemmaCalls
@@ -11,7 +12,6 @@ from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.pythonic import PythonicCalls, TaggedCalls
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
 from mlx_backend.conversation.dialects.families.shared import THINK_TAGS, family
-from mlx_backend.conversation.dialects.recognition import call_format, layout, own
 from mlx_backend.conversation.dialects.tool_prompts import python_tool_prompt
 
 _UNWRAPPED_GEMMA = UnwrappedGemmaCalls('<|"|>')

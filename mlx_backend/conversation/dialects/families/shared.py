@@ -12,10 +12,9 @@ from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
 from mlx_backend.conversation.dialects.think import OPENERS
 
 if TYPE_CHECKING:
-    from mlx_backend.conversation.dialects.base import CallCodec, ToolPromptWriter
+    from mlx_backend.conversation.dialects.base import CallCodec, Sign, ToolPromptWriter
     from mlx_backend.conversation.dialects.block_format import BlockFormat
     from mlx_backend.conversation.dialects.calls.base import CallSyntax
-    from mlx_backend.conversation.dialects.recognition import Sign
 
 
 THINK_TAGS = {"<think>": "</think>"}

@@ -20,6 +20,7 @@ from mlx_backend.conversation.dialects.base import (
     HistoryPolicy,
     Piece,
     RawMarkup,
+    own,
 )
 from mlx_backend.conversation.dialects.harmony.header import (
     CALL,
@@ -34,7 +35,6 @@ from mlx_backend.conversation.dialects.harmony.header import (
     parse_header,
 )
 from mlx_backend.conversation.dialects.harmony.reader import HarmonyReader
-from mlx_backend.conversation.dialects.recognition import own
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
