@@ -1,4 +1,4 @@
-"""The addresses of an API, each of them a function: implements the protocols of base.py for bodies that are models.
+"""What a wire API is to the server: its addresses, each of them a function, from a request's bytes to a response's.
 
     reply       start(body, service, client)    ─▶ the reply and what writes it
     json        compute(body, service, client)  ─▶ a JSON object, from a model that is leased
@@ -6,26 +6,31 @@
     lookup      find(body, models, wait)        ─▶ a JSON object, from the registry of models
     resource    answer(query)                   ─▶ a JSON object, where there is no body
 
-The first line of a function's docstring is what /openapi.json says of the address. Knows no API.
+The first line of a function's docstring is what /openapi.json says of the address. A new API is a folder in api/ with
+such addresses, and a line in server/app.py. The server knows status codes, headers and sockets; an API knows its
+bodies, and neither knows the other's part.
 """
 
 from __future__ import annotations
 
 import inspect
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from mlx_backend.api import json_text
-from mlx_backend.api.base import JsonAnswer, Operation
 from mlx_backend.api.fields import Body
 from mlx_backend.api.json_text import decode_json
 from mlx_backend.registry.base import Lease
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
-    from mlx_backend.api.base import Errors, JsonCall, OnDisconnect, ReplyCall, ReplyWriter
     from mlx_backend.api.errors import ApiError
+    from mlx_backend.api.writers import ReplyWriter
     from mlx_backend.chat.reply import Reply
     from mlx_backend.chat.reply_group import ReplyGroup
     from mlx_backend.chat.service import Service
@@ -39,12 +44,34 @@ type Start[B] = Callable[[B, Service, QueueClient], tuple[Reply | ReplyGroup, Re
 type Compute[B, S] = Callable[[B, S, QueueClient], Mapping[str, Any]]
 type Acquire[S] = Callable[[ModelRegistry, str | None, float], Lease[S]]
 type Find[B] = Callable[[B, ModelRegistry, float], Mapping[str, Any]]
-type AnyCall = ReplyCall | JsonCall[Any]
+type OnDisconnect = Callable[[Callable[[], None]], AbstractContextManager[None]]
+"""A context in which the callable is called if the client disconnects."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What /openapi.json says of an address. Types are any that pydantic can describe."""
+
+    summary: str
+    answer: Any
+    """The type of the JSON object that is sent."""
+    body: Any = None
+    """The type of the request's body, as clients write it; None if there is none."""
+    event: Any = None
+    """The type of one streamed object; None where nothing is streamed."""
+    stream_type: str = "text/event-stream"
+    """The media type of a stream: server-sent events, or one JSON object a line."""
+    media_type: str = "application/json"
+    also_answers: Sequence[int] = ()
+    """Further status codes with which `answer` is sent."""
 
 
 @dataclass
 class Api:
-    """How an API writes errors: implements base.py's `Errors`. `error_object` says what went wrong."""
+    """How an API writes what went wrong before anything was streamed.
+
+    `error_type` is the type of the body of an error response, for /openapi.json; `error_object` makes one.
+    """
 
     error_type: Any
     error_object: Callable[[ApiError], Any]
@@ -57,9 +84,7 @@ class Api:
 
 @dataclass(frozen=True)
 class BodyCall[B: Body]:
-    """Implements base.py's `Call` for a body that has been parsed."""
-
-    waits_for_engine: ClassVar[bool] = False
+    """A body that has been parsed: which model it names, and which of its fields mean nothing here."""
 
     body: B
 
@@ -70,18 +95,18 @@ class BodyCall[B: Body]:
 
     @property
     def ignored(self) -> Sequence[str]:
-        """The fields that are ignored."""
+        """Fields that were sent and are ignored, for the log and a response header."""
         return self.body.ignored
 
     @property
     def keep_alive(self) -> float | None:
-        """How long the model is to stay in memory."""
+        """The seconds that its model is to stay in memory after it; infinity: always; None: as before."""
         return self.body.seconds_kept
 
 
 @dataclass(frozen=True)
 class StartCall[B: Body](BodyCall[B]):
-    """Implements `ReplyCall`."""
+    """A request for a reply."""
 
     begin: Start[B]
 
@@ -91,13 +116,47 @@ class StartCall[B: Body](BodyCall[B]):
         return self.body.is_streamed
 
     def start(self, service: Service, client: QueueClient) -> tuple[Reply | ReplyGroup, ReplyWriter]:
-        """Start the reply."""
+        """Start the client's reply, or several as one. Raises ApiError and whatever the service raises."""
         return self.begin(self.body, service, client)
 
 
+@dataclass(frozen=True, slots=True)
+class JsonAnswer:
+    """A JSON object, None if the client disconnected; and what it cost, if that is worth a line in the log."""
+
+    body: Mapping[str, object] | None
+    cost: Cost | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What an answer has cost. `truncated` counts the texts that were too long to be read to their end."""
+
+    model: str
+    texts: int
+    tokens: int
+    truncated: int = 0
+
+
 @dataclass(frozen=True)
-class ComputeCall[B: Body, S](BodyCall[B]):
-    """Implements `JsonCall` for what needs no engine."""
+class JsonCall[B: Body, S](BodyCall[B]):
+    """A request for one JSON object."""
+
+    waits_for_engine: ClassVar[bool] = False
+    """Whether the answer is computed by an engine, which has a queue. Otherwise it is prepared like a request."""
+
+    @abstractmethod
+    def acquire(self, models: ModelRegistry, wait: float) -> Lease[S]:
+        """Lease the model it needs, waiting `wait` seconds for it to load. Raises what `ModelRegistry` raises."""
+
+    @abstractmethod
+    def answer(self, service: S, client: QueueClient, on_disconnect: OnDisconnect) -> JsonAnswer:
+        """Compute a client's answer, and stop if the client disconnects. Raises ApiError, RequestError, EngineError."""
+
+
+@dataclass(frozen=True)
+class ComputeCall[B: Body, S](JsonCall[B, S]):
+    """Asks for what needs no engine."""
 
     lease: Acquire[S]
     compute: Compute[B, S]
@@ -112,8 +171,8 @@ class ComputeCall[B: Body, S](BodyCall[B]):
 
 
 @dataclass(frozen=True)
-class FindCall[B: Body](BodyCall[B]):
-    """Implements `JsonCall` for what the registry knows."""
+class FindCall[B: Body](JsonCall[B, Mapping[str, Any]]):
+    """Asks for what the registry knows."""
 
     find: Find[B]
 
@@ -137,26 +196,27 @@ class Query:
     client: QueueClient
 
 
-class _Endpoint:
-    """What all have: how errors are written, and what /openapi.json says."""
-
-    def __init__(self, api: Errors, operation: Operation) -> None:
-        self.error, self.status, self.error_type = api.error, api.status, api.error_type
-        self.operation = operation
+type AnyCall = StartCall[Any] | JsonCall[Any, Any]
 
 
-class BodyEndpoint(_Endpoint):
-    """Implements `ReplyProtocol`: `call` is what a body becomes that has been parsed."""
+@dataclass(frozen=True)
+class Endpoint:
+    """What answers at an address: how it writes errors, and what /openapi.json says of it."""
 
-    def __init__(
-        self, api: Errors, operation: Operation, parse: Callable[[Any], Any], call: Callable[[Any], AnyCall]
-    ) -> None:
-        super().__init__(api, operation)
-        self._parse, self._call = parse, call
+    api: Api
+    operation: Operation
+
+
+@dataclass(frozen=True)
+class BodyEndpoint(Endpoint):
+    """Takes a body. `check` parses it when it is decoded, `call` says what it becomes then."""
+
+    check: Callable[[Any], Any]
+    call: Callable[[Any], AnyCall]
 
     def parse(self, body: bytes) -> AnyCall:
         """Parse a request. Raises ApiError naming the field that is wrong."""
-        return self._call(self._parse(decode_json(body)))
+        return self.call(self.check(decode_json(body)))
 
 
 class Connection(Protocol):
@@ -175,43 +235,33 @@ class Connection(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class MessageEndpoint(BodyEndpoint):
-    """Implements `MessageProtocol`."""
+    """Takes the messages of one connection, and may remember earlier ones until it is told to `close`."""
 
-    def __init__(self, api: Errors, operation: Operation, connection: Connection) -> None:
-        super().__init__(api, operation, connection.parse, lambda body: StartCall(body, connection.start))
-        self.close = connection.close
+    close: Callable[[], None]
 
 
-class SocketEndpoint(_Endpoint):
-    """Implements `SocketProtocol`. What is wrong with a message is written as `message_api` writes it."""
+@dataclass(frozen=True)
+class SocketEndpoint(Endpoint):
+    """Clients keep a connection to it. What is wrong with a message is written as `message_api` writes it."""
 
-    def __init__(
-        self, api: Errors, message_api: Errors, operation: Operation, connection: Callable[[], Connection]
-    ) -> None:
-        super().__init__(api, operation)
-        self._message_api, self._connection = message_api, connection
+    message_api: Api
+    connection: Callable[[], Connection]
 
     def connect(self) -> MessageEndpoint:
         """Return what answers the messages of a new connection."""
-        return MessageEndpoint(self._message_api, self.operation, self._connection())
+        new = self.connection()
+        call = partial(StartCall, begin=new.start)
+        return MessageEndpoint(self.message_api, self.operation, new.parse, call, new.close)
 
 
-class ResourceEndpoint(_Endpoint):
-    """Implements `ResourceProtocol`. If it `loads` a model, it answers once that is in memory."""
+@dataclass(frozen=True)
+class ResourceEndpoint(Endpoint):
+    """Takes no body. If it `loads` a model, it answers once that is in memory."""
 
-    def __init__(
-        self, api: Errors, operation: Operation, answer: Callable[[Query], Any], *, loads: bool
-    ) -> None:
-        super().__init__(api, operation)
-        self._answer, self.loads = answer, loads
-
-    def answer(
-        self, models: ModelRegistry, arguments: Mapping[str, str], client: QueueClient
-    ) -> Mapping[str, Any]:
-        """Return the JSON object."""
-        found: Mapping[str, Any] = self._answer(Query(models, arguments, client))
-        return found
+    answer: Callable[[Query], Any]
+    loads: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +277,7 @@ class Address:
 class Addresses:
     """The addresses of an API, in their order. The types are those of an `Operation`."""
 
-    def __init__(self, api: Errors) -> None:
+    def __init__(self, api: Api) -> None:
         self._api = api
         self.all: list[Address] = []
 
@@ -278,13 +328,13 @@ class Addresses:
         self.all.append(Address("POST", path, endpoint))
 
     def socket(
-        self, path: str, connection: Callable[[], Connection], body: Any, event: Any, message_api: Errors
+        self, path: str, connection: Callable[[], Connection], body: Any, event: Any, message_api: Api
     ) -> None:
         """Add one for WebSockets. What is wrong with a message is written as `message_api` writes it."""
         operation = Operation(
             summary=_first_line(connection), body=body, answer=event | message_api.error_type
         )
-        endpoint = SocketEndpoint(self._api, message_api, operation, connection)
+        endpoint = SocketEndpoint(self._api, operation, message_api, connection)
         self.all.append(Address(WEBSOCKET, path, endpoint))
 
     def resource(

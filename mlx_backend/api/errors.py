@@ -19,7 +19,7 @@ ApiError                     status, message, param, code
     ├── EngineError                500  in the engine's own words
     └── anything else              500  with an id; the cause is in the log under the same id, and only there
 
-How an error is written is each API's (`Errors` in base.py). Knows no HTTP but its status codes and Retry-After.
+How an error is written is each API's (`Api` in addresses.py). Knows no HTTP but its status codes and Retry-After.
 """
 
 from __future__ import annotations

@@ -6,16 +6,15 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from mlx_backend.api.addresses import BodyCall
-from mlx_backend.api.base import Cost, JsonAnswer
+from mlx_backend.api.addresses import Cost, JsonAnswer, JsonCall
 from mlx_backend.api.fields import Body
-from mlx_backend.embedding.embedder import RerankRequest
+from mlx_backend.embedding.embedder import Embedder, RerankRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mlx_backend.api.base import OnDisconnect
-    from mlx_backend.embedding.embedder import Embedder, EmbeddingRequest, PendingResult
+    from mlx_backend.api.addresses import OnDisconnect
+    from mlx_backend.embedding.embedder import EmbeddingRequest, PendingResult
     from mlx_backend.engine.base import QueueClient
     from mlx_backend.registry.base import Lease, ModelRegistry
 
@@ -39,8 +38,8 @@ class ReadingBody(Body):
 
 
 @dataclass(frozen=True)
-class ReadingCall[B: ReadingBody](BodyCall[B]):
-    """Implements base.py's `JsonCall`."""
+class ReadingCall[B: ReadingBody](JsonCall[B, Embedder]):
+    """Asks a model to read texts."""
 
     waits_for_engine: ClassVar[bool] = True
 

@@ -1,6 +1,7 @@
 """What writers of replies share: a reply that is not streamed is what the stream would have added up to.
 
-    StreamWriter   implements base.py's `ReplyWriter` but for the events themselves
+    ReplyWriter    `open`, `feed` for each event, `finish`; or `fold` for all of them at once
+    StreamWriter   a whole reply is what it has gathered when it is closed
     BlockWriter    for APIs whose replies are blocks, one after the other: `begin`, `delta`, `end`
 
 A block ends where one of another kind begins. A call that was cut never ends: it must not be run. Knows no API.
@@ -29,23 +30,49 @@ from mlx_backend.engine.base import Progress, Queued
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from mlx_backend.api.errors import ApiError
     from mlx_backend.chat.reply import ReplyEvent, TokenLogprobs, Usage
     from mlx_backend.chat.reply_group import GroupEvent
 
 
-class StreamWriter(ABC):
-    """The base of a writer: each event is written as it comes, and nothing is written a second time for the whole."""
+class ReplyWriter(ABC):
+    """Writes one reply. What `open`, `feed` and `finish` return is sent as it is; b"" sends nothing."""
 
     def __init__(self, id_prefix: str) -> None:
         self.id = id_prefix + uuid.uuid4().hex
+        """The reply's id, also for the log and the response header."""
 
     def open(self) -> bytes:
-        """Return what is sent at once: nothing."""
+        """Return what is sent at once, before the first token: nothing."""
         return b""
 
     @abstractmethod
     def feed(self, event: ReplyEvent | GroupEvent) -> bytes:
-        """Write an event but the last."""
+        """Write any event but the last. Where several replies were started, the events say whose they are."""
+
+    @abstractmethod
+    def finish(self, end: StreamEnd, usage: Usage) -> bytes:
+        """Write the last event and whatever marks the end of a stream."""
+
+    @abstractmethod
+    def keepalive(self, reason: Progress | Queued | None = None) -> bytes:
+        """Return what fills a silence; the `reason` for it, if that is the prefill or the queue."""
+
+    def progress(self, _progress: Progress) -> bytes:
+        """Write how far prefill is, each time that is known: nothing, unless the request asks for that."""
+        return b""
+
+    @abstractmethod
+    def error(self, error: ApiError) -> bytes:
+        """Write an error in mid-stream, which ends the stream."""
+
+    @abstractmethod
+    def fold(self, events: Iterable[ReplyEvent | GroupEvent], usage: Usage) -> bytes:
+        """Return the body of a reply that is not streamed. `usage` is final once the events are consumed."""
+
+
+class StreamWriter(ReplyWriter):
+    """The base of a writer: each event is written as it comes, and nothing is written a second time for the whole."""
 
     @abstractmethod
     def close(self, end: StreamEnd) -> bytes:
@@ -54,10 +81,6 @@ class StreamWriter(ABC):
     @abstractmethod
     def whole(self, end: StreamEnd, usage: Usage) -> Any:
         """Return the whole reply, once it is closed."""
-
-    def progress(self, _progress: Progress) -> bytes:
-        """Return nothing: how far prefill is goes out when there was silence for a while."""
-        return b""
 
     def fold(self, events: Iterable[ReplyEvent | GroupEvent], usage: Usage) -> bytes:
         """Return the body of a reply that is not streamed."""

@@ -24,13 +24,14 @@ from mlx_backend.api.lmstudio import models as lmstudio
 from mlx_backend.api.ollama import addresses as ollama
 from mlx_backend.api.ollama.base import OLLAMA
 from mlx_backend.api.openai import addresses as openai
+from mlx_backend.api.openai.base import OPENAI
 from mlx_backend.api.responses import addresses as responses
 from mlx_backend.errors import EngineBusy
 from mlx_backend.registry.allowed_models import AllowedModels
 from mlx_backend.server import auth
 from mlx_backend.server.api_keys import ApiKeys, is_loopback
 from mlx_backend.server.auth import TrustedProxies
-from mlx_backend.server.errors import DEFAULT_ERRORS, as_api_error
+from mlx_backend.server.errors import as_api_error
 from mlx_backend.server.handlers import (
     Backend,
     HeaderHandler,
@@ -65,8 +66,7 @@ if TYPE_CHECKING:
     from werkzeug import Response
     from werkzeug.routing import MapAdapter
 
-    from mlx_backend.api.addresses import ResourceEndpoint
-    from mlx_backend.api.base import Errors
+    from mlx_backend.api.addresses import Api, ResourceEndpoint
     from mlx_backend.device.memory import MemoryBudget
     from mlx_backend.registry.base import ModelRegistry
     from mlx_backend.server.handlers import Handler
@@ -159,7 +159,7 @@ class App:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
         request = Request(environ)
-        errors = _errors_for(request)
+        api = _api_of(request)
         client = self._client(request, request.remote_addr or "")
         record = RequestRecord(request, client, self._metrics.count)
         record.arrived()
@@ -173,7 +173,8 @@ class App:
             else:
                 address, arguments = self._match(request, urls)
                 route = self._routes[address]
-                errors = handler = _handler_for(request, route)
+                handler = _handler_for(request, route)
+                api = handler.api
                 self._check_access(request, route, client)
                 if request.method == "POST":
                     stack.callback(self.in_flight.begin(client.share))
@@ -186,7 +187,7 @@ class App:
             # They refer to what was being done, the request's body with it, and what was being done to them.
             explained.__traceback__ = explained.__cause__ = explained.__context__ = None
             record.refused(explained)
-            response = _error_response(errors, explained)
+            response = _error_response(api, explained)
         record.status = response.status_code
         response.headers["x-request-id"] = response.headers["request-id"] = record.id
         response.call_on_close(stack.close)
@@ -203,7 +204,7 @@ class App:
     @staticmethod
     def error_body(status: int, message: str) -> bytes:
         """Return the body of an error that the WSGI server finds before there is a request to hand over."""
-        return DEFAULT_ERRORS.error(ApiError(status, message))
+        return OPENAI.error(ApiError(status, message))
 
     @staticmethod
     def _match(request: Request, urls: MapAdapter) -> tuple[tuple[str, str], Mapping[str, str]]:
@@ -273,14 +274,14 @@ def _handler_for(request: Request, route: Route) -> Handler:
     return handler.chosen(request) if isinstance(handler, HeaderHandler | SocketHandler) else handler
 
 
-def _errors_for(request: Request) -> Errors:
+def _api_of(request: Request) -> Api:
     """Return how an error is written before it is known what answers, by whose client seems to ask."""
     if VERSION_HEADER in request.headers:
         return ANTHROPIC
-    return OLLAMA if request.path.startswith("/api/") else DEFAULT_ERRORS
+    return OLLAMA if request.path.startswith("/api/") else OPENAI
 
 
-def _error_response(errors: Errors, error: ApiError) -> Response:
-    response = json_response(errors.error(error), errors.status(error))
+def _error_response(api: Api, error: ApiError) -> Response:
+    response = json_response(api.error(error), api.status(error))
     response.headers.extend(error.headers)
     return response

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict
 
 from mlx_backend.api import json_text
-from mlx_backend.api.base import Operation
+from mlx_backend.api.addresses import Operation
 from mlx_backend.api.errors import ApiError
 from mlx_backend.clients import UNUSED, ServerAccess, known_clients
-from mlx_backend.server.errors import DefaultErrors
-from mlx_backend.server.handlers import json_response
+from mlx_backend.server.handlers import Handler, json_response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +41,7 @@ class FilledClient(TypedDict):
     more: str
 
 
-class ClientsHandler(DefaultErrors):
+class ClientsHandler(Handler):
     """Every client, filled in with the `url` under which the server was reached and with a `model`."""
 
     operation = Operation(summary="How clients are set up for a server", answer=list[FilledClient])

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from werkzeug.exceptions import HTTPException
 
 from mlx_backend.api import errors
 from mlx_backend.api.errors import ApiError
-from mlx_backend.api.openai.base import OPENAI
 from mlx_backend.errors import EngineBusy, EngineStopped
 from mlx_backend.preparation import PreparationCancelled
 
-if TYPE_CHECKING:
-    from mlx_backend.api.base import Errors
-
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that has left. No client reads it; it is for the log of a proxy in between."""
-
-
-class DefaultErrors:
-    """How an error is written at an address that belongs to no API: as most clients expect it."""
-
-    error_type = OPENAI.error_type
-    error = staticmethod(OPENAI.error)
-    status = staticmethod(OPENAI.status)
-
-
-DEFAULT_ERRORS: Errors = OPENAI
 
 
 def as_api_error(error: Exception, *, is_draining: bool) -> ApiError:

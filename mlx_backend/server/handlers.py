@@ -1,17 +1,19 @@
-"""From a request to a response, for each kind of protocol in api/base.py. Knows HTTP; knows no API's shape."""
+"""From a request to a response, for each kind of endpoint of api/addresses.py. Knows HTTP; knows no API's shape."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from werkzeug import Response
 
 from mlx_backend.api import json_text
-from mlx_backend.api.base import Described, Errors, JsonCall, KeepingCall
+from mlx_backend.api.addresses import BodyEndpoint, JsonCall, Query, ResourceEndpoint, SocketEndpoint
+from mlx_backend.api.openai.base import OPENAI
 from mlx_backend.server.errors import CLIENT_CLOSED_REQUEST, as_api_error
 from mlx_backend.server.reply_response import (
     ReplyLog,
@@ -28,13 +30,13 @@ if TYPE_CHECKING:
 
     from werkzeug import Request
 
-    from mlx_backend.api.base import (
-        Call,
+    from mlx_backend.api.addresses import (
+        Api,
+        BodyCall,
         Cost,
+        Endpoint,
         OnDisconnect,
-        ReplyProtocol,
-        ResourceProtocol,
-        SocketProtocol,
+        Operation,
     )
     from mlx_backend.api.errors import ApiError
     from mlx_backend.conversation.effort_sources import Resolution
@@ -85,12 +87,16 @@ class Backend:
         return as_api_error(error, is_draining=self.in_flight.is_draining)
 
 
-class Handler(Errors, Described, Protocol):
-    """Answers the requests to one address, and writes what goes wrong there."""
+class Handler(ABC):
+    """Answers the requests to one address. What goes wrong there is written as its `api` has it."""
 
+    api: Api = OPENAI
+    """Most clients expect this one's errors, at an address that belongs to none, too."""
+    operation: Operation
+
+    @abstractmethod
     def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
         """Answer a request; raise whatever goes wrong. `arguments` are the variable parts of the address."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +109,21 @@ class Route:
     needs_key: bool = True
 
 
-class ReplyHandler:
-    """A language model generates a reply, which is streamed or sent whole; or a model computes one JSON object."""
+class _EndpointHandler[E: Endpoint](Handler):
+    """Answers the requests to an endpoint."""
 
-    def __init__(self, protocol: ReplyProtocol) -> None:
-        self._protocol = protocol
-        self.error, self.status, self.error_type = protocol.error, protocol.status, protocol.error_type
-        self.operation = protocol.operation
+    def __init__(self, endpoint: E) -> None:
+        self._endpoint = endpoint
+        self.api, self.operation = endpoint.api, endpoint.operation
+
+
+class ReplyHandler(_EndpointHandler[BodyEndpoint]):
+    """A language model generates a reply, which is streamed or sent whole; or a model computes one JSON object."""
 
     def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Start a reply, whose model is released when the response is closed; or wait for the object."""
         settings, on_disconnect = backend.settings, _on_disconnect(request)
-        call, preparation = _parsed(self._protocol.parse, request, backend)
+        call, preparation = _parsed(self._endpoint.parse, request, backend)
         if isinstance(call, JsonCall):
             return _answer(call, preparation, request, backend)
         acquire = partial(backend.models.acquire, call.model, settings.load_seconds)
@@ -157,51 +166,39 @@ def _effort_header(decided: Resolution, budget: int | None) -> str:
     return "; ".join(parts)
 
 
-class ResourceHandler:
+class ResourceHandler(_EndpointHandler[ResourceEndpoint]):
     """Answers from what is known, without waiting."""
-
-    def __init__(self, protocol: ResourceProtocol) -> None:
-        self._protocol = protocol
-        self.error, self.status, self.error_type = protocol.error, protocol.status, protocol.error_type
-        self.operation = protocol.operation
 
     def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
         """Answer at once."""
         known = {**request.args.to_dict(), **arguments}
-        return json_response(
-            json_text.body(self._protocol.answer(backend.models, known, backend.client.in_queue))
-        )
+        query = Query(backend.models, known, backend.client.in_queue)
+        return json_response(json_text.body(self._endpoint.answer(query)))
 
 
-class SocketHandler:
+class SocketHandler(_EndpointHandler[SocketEndpoint]):
     """Accepts WebSockets; the messages of each are answered as requests."""
-
-    def __init__(self, protocol: SocketProtocol) -> None:
-        self._protocol = protocol
-        self.error, self.status, self.error_type = protocol.error, protocol.status, protocol.error_type
-        self.operation = protocol.operation
 
     def chosen(self, request: Request) -> Handler:
         """Return what answers a message; this itself for a handshake."""
         websocket: WebSocket | None = request.environ.get(WEBSOCKET)
-        return self if websocket is None else ReplyHandler(websocket.protocol)
+        return self if websocket is None else ReplyHandler(websocket.endpoint)
 
     def handle(self, request: Request, _backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Accept a WebSocket."""
         from mlx_backend.server.websocket import WebSocket  # most servers never need it
 
-        request.environ[UPGRADE](WebSocket(request, self._protocol.connect()))
+        request.environ[UPGRADE](WebSocket(request, self._endpoint.connect()))
         return Response(status=101)
 
 
-class HeaderHandler:
+class HeaderHandler(Handler):
     """One address of two APIs, whose clients are told apart by a header that only one of them sends."""
 
     def __init__(self, header: str, sent: Handler, not_sent: Handler) -> None:
         self._header = header
         self._sent, self._not_sent = sent, not_sent
-        self.error, self.status, self.error_type = not_sent.error, not_sent.status, not_sent.error_type
-        self.operation = not_sent.operation
+        self.api, self.operation = not_sent.api, not_sent.operation
 
     def chosen(self, request: Request) -> Handler:
         """Return the handler of the API that the client speaks; errors are written as it writes them, too."""
@@ -240,7 +237,9 @@ def _parsed[C](parse: Callable[[bytes], C], request: Request, backend: Backend) 
         return parse(body), preparation
 
 
-def _answer(call: JsonCall[Any], preparation: _Preparation, request: Request, backend: Backend) -> Response:
+def _answer(
+    call: JsonCall[Any, Any], preparation: _Preparation, request: Request, backend: Backend
+) -> Response:
     """Answer with the object that a model computes."""
     on_disconnect = _on_disconnect(request)
     acquire = partial(call.acquire, backend.models, backend.settings.load_seconds)
@@ -257,9 +256,9 @@ def _answer(call: JsonCall[Any], preparation: _Preparation, request: Request, ba
     return _with_ignored(json_response(json_text.body(answer.body)), ignored)
 
 
-def _keep(call: Call, model: str, backend: Backend) -> Sequence[str]:
+def _keep(call: BodyCall[Any], model: str, backend: Backend) -> Sequence[str]:
     """Have a model stay in memory as the request says; return the field if that has no effect."""
-    seconds = call.keep_alive if isinstance(call, KeepingCall) else None
+    seconds = call.keep_alive
     return () if seconds is None or backend.models.keep(model, seconds) else ("keep_alive",)
 
 

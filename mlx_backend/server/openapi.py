@@ -14,10 +14,8 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from mlx_backend import __version__
 from mlx_backend.api import json_text
-from mlx_backend.api.addresses import WEBSOCKET
-from mlx_backend.api.base import Operation
-from mlx_backend.server.errors import DefaultErrors
-from mlx_backend.server.handlers import json_response
+from mlx_backend.api.addresses import WEBSOCKET, Operation
+from mlx_backend.server.handlers import Handler, json_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +38,7 @@ _SECURITY = {
 }
 
 
-class OpenAPIHandler(DefaultErrors):
+class OpenAPIHandler(Handler):
     """Answers with the document of the routes it is given."""
 
     operation = Operation(summary="This document", answer=dict[str, Any])
@@ -79,7 +77,7 @@ type _Schemas = Mapping[tuple[Any, JsonSchemaMode], JsonSchemaValue]
 
 
 def _operation(route: Route, path: str, schemas: _Schemas) -> dict[str, Any]:
-    operation, error_type = route.handler.operation, route.handler.error_type
+    operation, error_type = route.handler.operation, route.handler.api.error_type
     refusal = {"application/json": {"schema": schemas[(id(error_type), "serialization")]}}
     described: dict[str, Any] = {
         "summary": operation.summary,
@@ -140,7 +138,7 @@ def _schemas(handlers: Sequence[Any]) -> tuple[_Schemas, dict[str, JsonSchemaVal
     wanted: dict[tuple[Any, JsonSchemaMode], Any] = {}
     for handler in handlers:
         operation = handler.operation
-        for kind in (operation.answer, operation.event, handler.error_type):
+        for kind in (operation.answer, operation.event, handler.api.error_type):
             wanted[(id(kind), "serialization")] = kind
         wanted[(id(operation.body), "validation")] = operation.body
     inputs = [(key, mode, TypeAdapter(kind)) for (key, mode), kind in wanted.items() if kind is not None]

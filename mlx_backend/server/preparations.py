@@ -21,7 +21,7 @@ from mlx_backend.preparation import Preparation, Slots
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mlx_backend.api.base import OnDisconnect
+    from mlx_backend.api.addresses import OnDisconnect
 
 LARGE_BODY = 64 << 10
 """Bytes. An agent's request with 30,000 tokens of history has about 100 KB."""

@@ -21,8 +21,9 @@ from mlx_backend.server.request_log import LEFT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from mlx_backend.api.base import OnDisconnect, ReplyWriter
+    from mlx_backend.api.addresses import OnDisconnect
     from mlx_backend.api.errors import ApiError
+    from mlx_backend.api.writers import ReplyWriter
     from mlx_backend.chat.reply import Reply, ReplyEvent
     from mlx_backend.chat.reply_group import GroupEvent, ReplyGroup
     from mlx_backend.server.metrics import TokenClock

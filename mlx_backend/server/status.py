@@ -13,12 +13,11 @@ from werkzeug import Response
 
 from mlx_backend import __version__, commit
 from mlx_backend.api import json_text
-from mlx_backend.api.base import Operation
+from mlx_backend.api.addresses import Operation
 from mlx_backend.device.memory import room_for_weights
 from mlx_backend.registry.base import ModelState  # noqa: TC001 (read at run time)
 from mlx_backend.registry.errors import ModelError
-from mlx_backend.server.errors import DefaultErrors
-from mlx_backend.server.handlers import json_response
+from mlx_backend.server.handlers import Handler, json_response
 from mlx_backend.server.last_requests import EndedRequest  # noqa: TC001 (read at run time)
 from mlx_backend.server.metrics import CONTENT_TYPE
 
@@ -108,7 +107,7 @@ class Activity(TypedDict):
     memory: NotRequired[MemoryUse]
 
 
-class HomeHandler(DefaultErrors):
+class HomeHandler(Handler):
     """Says what this server is, and where its APIs are."""
 
     operation = Operation(summary="Say what this server is", answer=Home)
@@ -130,7 +129,7 @@ class HomeHandler(DefaultErrors):
         return json_response(json_text.body(home))
 
 
-class HealthHandler(DefaultErrors):
+class HealthHandler(Handler):
     """200 while requests are served; 503 while they cannot be, or the server is being stopped.
 
     That depends on the first model, if it is pinned. Models that are loaded on demand may fail.
@@ -156,7 +155,7 @@ class HealthHandler(DefaultErrors):
         return json_response(json_text.body(health), 200 if status == "ok" else 503)
 
 
-class ReadyHandler(DefaultErrors):
+class ReadyHandler(Handler):
     """200 once a request would be answered without waiting for its model, for a load balancer.
 
     That is when the default model is loaded, or is one that is loaded on demand, and the server is not being stopped.
@@ -175,7 +174,7 @@ class ReadyHandler(DefaultErrors):
         return json_response(json_text.body(ready), 200 if ready["status"] == "ready" else 503)
 
 
-class MetricsHandler(DefaultErrors):
+class MetricsHandler(Handler):
     """What is counted and measured, in Prometheus' text format (docs/shared-server.md lists it)."""
 
     operation = Operation(
@@ -191,7 +190,7 @@ class MetricsHandler(DefaultErrors):
         return Response(backend.metrics.text(*seen), content_type=CONTENT_TYPE)
 
 
-class ActivityHandler(DefaultErrors):
+class ActivityHandler(Handler):
     """The last requests, without their contents, and the memory. A client with a key sees what was sent with it."""
 
     operation = Operation(summary="Say what was requested last, and what fits into memory", answer=Activity)

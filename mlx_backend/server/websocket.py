@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from werkzeug import Request
     from wsproto.events import Event
 
-    from mlx_backend.api.base import MessageProtocol
+    from mlx_backend.api.addresses import MessageEndpoint
 
 MAX_WAITING = 8
 """Messages that may wait while one is answered."""
@@ -45,11 +45,11 @@ _OWN_HEADERS = ("content-length", "transfer-encoding", "expect")
 
 
 class WebSocket:
-    """A connection whose handshake is `request`. `protocol` answers its messages, and may remember earlier ones."""
+    """A connection whose handshake is `request`; `endpoint` takes its messages."""
 
-    def __init__(self, request: Request, protocol: MessageProtocol) -> None:
+    def __init__(self, request: Request, endpoint: MessageEndpoint) -> None:
         """Raise the ApiError of what is no handshake, or one of another version."""
-        self.protocol = protocol
+        self.endpoint = endpoint
         self._guard = threading.Lock()
         self._is_within_message = False
         headers = [(name.lower(), value) for name, value in request.headers.items()]

@@ -302,7 +302,7 @@ class _Channel(HTTPChannel):
             return
         super().handle_close()
         if self.websocket is not None:
-            self.websocket.protocol.close()
+            self.websocket.endpoint.close()
         self.pump.resume()  # to find out
         if self.request is not None:
             self.request.forget()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,10 @@ from single_model import SingleModelRegistry
 from werkzeug.test import Client
 
 import mlx_backend.server
-from mlx_backend.api.base import Operation
+from mlx_backend.api.addresses import AnyCall, Api, BodyEndpoint, Operation, StartCall
 from mlx_backend.api.errors import ApiError, refuse
+from mlx_backend.api.fields import Body
+from mlx_backend.api.writers import ReplyWriter
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.service import Service
 from mlx_backend.conversation.events import ContentDelta, StreamEnd
@@ -23,7 +25,7 @@ from mlx_backend.server.handlers import ReplyHandler, Route
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from mlx_backend.chat.reply import Reply, ReplyEvent, Usage
     from mlx_backend.chat.reply_group import GroupEvent
@@ -32,40 +34,37 @@ if TYPE_CHECKING:
 ANSWER = "<|channel|>final<|message|>Paris.<|return|>"
 
 
-class Lines:
-    """A protocol of lines: `> question` or `>> question` for a stream; answers begin with `<`, errors with `!`."""
-
-    operation = Operation(summary="Answer a line", body=str, answer=str, event=str)
-    error_type = str
-
-    def parse(self, body: bytes) -> LinesCall:
-        marks, _, question = body.decode().partition(" ")
-        if not question:
-            raise refuse("Ask something.")
-        return LinesCall(question, stream=marks == ">>")
-
+class LineErrors(Api):
     def error(self, error: ApiError) -> bytes:
         return f"! {error.message}\n".encode()
 
-    def status(self, error: ApiError) -> int:
-        return error.status
 
-
-@dataclass
-class LinesCall:
+class Line(Body):
     question: str
     stream: bool
-    model: str | None = None
-    ignored: Sequence[str] = ()
-
-    def start(self, service: Service, client: QueueClient) -> tuple[Reply, LinesWriter]:
-        asked = ChatRequest(messages=[{"role": "user", "content": self.question}])
-        return service.chat(asked, client), LinesWriter()
 
 
-class LinesWriter:
-    id = "line-1"
+class Lines(BodyEndpoint):
+    """A protocol of lines: `> question` or `>> question` for a stream; answers begin with `<`, errors with `!`."""
 
+    def parse(self, body: bytes) -> AnyCall:
+        marks, _, question = body.decode().partition(" ")
+        if not question:
+            raise refuse("Ask something.")
+        return self.call(Line(question=question, stream=marks == ">>"))
+
+
+def start(line: Line, service: Service, client: QueueClient) -> tuple[Reply, LinesWriter]:
+    asked = ChatRequest(messages=[{"role": "user", "content": line.question}])
+    return service.chat(asked, client), LinesWriter("line-")
+
+
+ERRORS = LineErrors(str, str)
+OPERATION = Operation(summary="Answer a line", body=str, answer=str, event=str)
+LINES = Lines(ERRORS, OPERATION, Line.parse, partial(StartCall, begin=start))
+
+
+class LinesWriter(ReplyWriter):
     def open(self) -> bytes:
         return b"<\n"
 
@@ -78,18 +77,15 @@ class LinesWriter:
     def keepalive(self, _reason: Progress | Queued | None = None) -> bytes:
         return b"\n"
 
-    def progress(self, _progress: Progress) -> bytes:
-        return b""
-
     def error(self, error: ApiError) -> bytes:
-        return f"! {error.message}\n".encode()
+        return ERRORS.error(error)
 
     def fold(self, events: Iterable[ReplyEvent | GroupEvent], _usage: Usage) -> bytes:
         return b"< " + b"".join(self.feed(event).strip() for event in events) + b"\n"
 
 
 def client_of(engine: ScriptedEngine) -> Client:
-    routes = [Route("POST", "/lines", ReplyHandler(Lines()))]
+    routes = [Route("POST", "/lines", ReplyHandler(LINES))]
     return Client(App(SingleModelRegistry(Service(engine)), Settings(), routes))
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Mapping, Sequence
 
-    from mlx_backend.api.base import JsonAnswer, OnDisconnect
+    from mlx_backend.api.addresses import JsonAnswer, OnDisconnect
     from mlx_backend.embedding.embedder import Embedder
     from mlx_backend.engine.base import QueueClient
 

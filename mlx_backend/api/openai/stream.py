@@ -11,7 +11,6 @@ names), `reasoning` and log probabilities. Knows nothing of HTTP, engines or req
 from __future__ import annotations
 
 import time
-import uuid
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from mlx_backend import __version__
 from mlx_backend.api import json_text
 from mlx_backend.api.json_text import dumps
 from mlx_backend.api.openai.base import error_object
+from mlx_backend.api.writers import ReplyWriter
 from mlx_backend.chat.reply_group import GroupEvent
 from mlx_backend.conversation.events import StreamEnd
 from mlx_backend.engine.base import Progress, Queued
@@ -281,8 +281,8 @@ class ReplyForm:
     whole_object: str
 
 
-class ChunkWriter:
-    """Implements api/base.py's `ReplyWriter`, for one choice or several.
+class ChunkWriter(ReplyWriter):
+    """Writes one choice or several.
 
     Events are those of a `Reply` or a `ReplyGroup`. With `include_usage` a stream ends with the usage; `running_usage`
     gives what each chunk is sent with. With `return_progress` a stream says how far prefill is.
@@ -299,7 +299,7 @@ class ChunkWriter:
         return_progress: bool = False,
         reasoning: ReasoningObject | None = None,
     ) -> None:
-        self.id = form.id_prefix + uuid.uuid4().hex
+        super().__init__(form.id_prefix)
         self._form = form
         self._choices = choices
         self._include_usage = include_usage

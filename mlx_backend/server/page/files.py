@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Final
 from werkzeug import Response
 from werkzeug.utils import redirect
 
-from mlx_backend.api.base import Operation
+from mlx_backend.api.addresses import Operation
 from mlx_backend.api.errors import ApiError
 from mlx_backend.server.client_setups import ClientsHandler
-from mlx_backend.server.errors import DefaultErrors
-from mlx_backend.server.handlers import Route
+from mlx_backend.server.handlers import Handler, Route
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from werkzeug import Request
 
-    from mlx_backend.server.handlers import Backend, Handler
+    from mlx_backend.server.handlers import Backend
 
 FOLDERS = tuple(Path(__file__).parent / name for name in ("static", "vendor"))
 # Not the system's table of types, where .js may be anything.
@@ -49,7 +48,7 @@ def _response(request: Request, name: str) -> Response:
     return response.make_conditional(request)
 
 
-class PageFile(DefaultErrors):
+class PageFile(Handler):
     """One of the page's files: always the same, or the one that the address names."""
 
     def __init__(self, name: str | None = None, summary: str = "A file of the page") -> None:
@@ -64,7 +63,7 @@ class PageFile(DefaultErrors):
         return _response(request, self._name or arguments["name"])
 
 
-class PageOrAnswer(DefaultErrors):
+class PageOrAnswer(Handler):
     """One address for people and programs: the page for a browser, which asks for HTML, and else an answer."""
 
     def __init__(self, answer: Handler) -> None:
