@@ -161,10 +161,7 @@ class Grammars:
 
     @cached_property
     def _grammar(self) -> ReplyGrammar:
-        machine = machine_of(self._dialect)
-        if machine is None:
-            raise GrammarError("Replies of this model cannot be constrained to a grammar: not in its format.")
-        return machine.grammar(self._vocabulary, self._matchers)
+        return machine_of(self._dialect).grammar(self._vocabulary, self._matchers)
 
 
 def can_constrain(
@@ -177,16 +174,14 @@ def can_constrain(
 
     `end_tokens` are those of its control tokens that end a reply by its files.
     """
-    machine = machine_of(dialect)
-    if machine is None or (vocabulary_size is not None and vocabulary_size > MAX_TOKENS):
+    if vocabulary_size is not None and vocabulary_size > MAX_TOKENS:
         return False
-    return machine.has_required_tokens(frozenset(control_tokens), frozenset(end_tokens))
+    return machine_of(dialect).has_required_tokens(frozenset(control_tokens), frozenset(end_tokens))
 
 
 def can_require_calls(dialect: Dialect) -> bool:
     """Whether calls of a family's models can be required, and held to their schemas."""
-    machine = machine_of(dialect)
-    return machine is not None and machine.has_calls
+    return machine_of(dialect).has_calls
 
 
 _OBJECT_KEYWORDS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})

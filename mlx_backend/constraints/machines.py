@@ -1,8 +1,7 @@
 """Which state machine constrains which dialect.
 
 A family of blocks needs no machine of its own: `block_machine` constrains its answers and its reasoning, and its
-calls if `calls` knows their syntax. For any other, write its machine and add it here. A dialect that is not here
-is never constrained: its models offer no structured output, and a reasoning budget does nothing.
+calls if `calls` knows their syntax. For any other, write its machine and add it to `machine_of`.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from mlx_backend.constraints import blocks, harmony
 from mlx_backend.constraints.calls import can_enforce
-from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.dialects.harmony import HARMONY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Set
+    from collections.abc import Callable, Set
 
     from mlx_backend.constraints.compiler import Matchers, ReplyRules, Rule
     from mlx_backend.constraints.json_schema import Schema
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
     from mlx_backend.constraints.vocabulary import Vocabulary
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.events import Channel
-    from mlx_backend.conversation.parser import ChannelParser
-    from mlx_backend.engine.base import Tokenizer
 
 
 class ReplyGrammar(Protocol):
@@ -50,16 +46,6 @@ class ReplyGrammar(Protocol):
         ...
 
 
-class CloserFactory(Protocol):
-    """Makes the closer of one reply."""
-
-    def __call__(
-        self, tokenizer: Tokenizer, parser: ChannelParser, prompt_tail: str, *, has_tools: bool
-    ) -> ReasoningCloser:
-        """Make a closer."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateMachine:
     """How a dialect's replies are constrained."""
@@ -70,12 +56,14 @@ class StateMachine:
     """Whether a model can be constrained that has these control tokens, and of them these end tokens by its files."""
     has_calls: bool
     """Whether calls can be required, and held to their schemas."""
-    closer: CloserFactory | None = None
-    """Makes what closes reasoning; None where there is none."""
+    closer: Callable[..., ReasoningCloser] | None
+    """Makes what closes a reply's reasoning, of tokenizer, parser, prompt_tail and has_tools; None: there is none."""
 
 
-def block_machine(dialect: Dialect) -> StateMachine:
-    """Return the machine of a family that writes blocks."""
+def machine_of(dialect: Dialect) -> StateMachine:
+    """Return the machine of a dialect."""
+    if dialect is HARMONY:
+        return _HARMONY
     return StateMachine(
         grammar=partial(blocks.BlockGrammar, dialect=dialect),
         has_calls=can_enforce(dialect.calls),
@@ -84,18 +72,9 @@ def block_machine(dialect: Dialect) -> StateMachine:
     )
 
 
-def machine_of(dialect: Dialect) -> StateMachine | None:
-    """Return the machine of a dialect, None if it cannot be constrained."""
-    machine = STATE_MACHINES.get(dialect)
-    return block_machine(dialect) if machine is None and dialect.is_from_response_template else machine
-
-
-STATE_MACHINES: Mapping[Dialect, StateMachine] = {
-    HARMONY: StateMachine(
-        grammar=harmony.HarmonyGrammar,
-        has_calls=True,
-        has_required_tokens=harmony.has_required_tokens,
-        closer=harmony.HarmonyCloser,
-    ),
-    **{dialect: block_machine(dialect) for dialect in DIALECTS.values() if dialect is not HARMONY},
-}
+_HARMONY = StateMachine(
+    grammar=harmony.HarmonyGrammar,
+    has_calls=True,
+    has_required_tokens=harmony.has_required_tokens,
+    closer=harmony.HarmonyCloser,
+)

@@ -67,8 +67,8 @@ class ReasoningBudgets:
         At most `tokens` are reasoning, and the last `reserve` of the room are not. Reasoning that is cut short ends
         with the `message`. `opens_in` is the channel that the prompt has opened.
         """
-        machine = machine_of(self._dialect)
-        if (tokens is None and reserve is None) or machine is None or machine.closer is None:
+        closer = machine_of(self._dialect).closer
+        if (tokens is None and reserve is None) or closer is None:
             return None
         parser = ChannelParser(
             self._dialect, tools=tools, opens_in=opens_in, special_tokens=self._tokenizer.special_tokens
@@ -76,7 +76,7 @@ class ReasoningBudgets:
         tail = self._tokenizer.decode(prompt[-_PROMPT_TAIL:]) if parser.is_reasoning else ""
         said = message.strip() if tokens != 0 else ""
         return ReasoningBudget(
-            machine.closer(self._tokenizer, parser, tail, has_tools=bool(tools)),
+            closer(self._tokenizer, parser, tail, has_tools=bool(tools)),
             self._tokenizer,
             parser,
             tokens=UNBOUNDED_TOKENS if tokens is None else tokens,

@@ -1,4 +1,4 @@
-"""Which dialect is constrained by which machine, and what happens to one that has none."""
+"""Which dialect is constrained by which machine, and what cannot be enforced."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 from byte_tokenizer import ByteTokenizer
-from scripted_engine import HARMONY_MARKERS, ScriptedTokenizer
 
-from mlx_backend.constraints import GrammarError, Grammars, can_constrain, can_require_calls
-from mlx_backend.constraints.machines import STATE_MACHINES, block_machine
-from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
+from mlx_backend.constraints import GrammarError, Grammars, can_require_calls
+from mlx_backend.constraints.machines import machine_of
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.dialects.base import CallCodec, Piece
 
@@ -28,28 +26,13 @@ class OtherCalls(CallCodec):
 NEW_FAMILY = dataclasses.replace(DIALECTS["think"], name="new")
 
 
-def test_every_dialect_has_a_machine_and_only_reasoning_ones_a_closer() -> None:
-    assert set(STATE_MACHINES) == set(DIALECTS.values())
-    assert {dialect.name for dialect, machine in STATE_MACHINES.items() if machine.closer} == {
-        dialect.name for dialect in DIALECTS.values() if dialect.has_reasoning
-    }
+def test_the_machines_of_dialects_that_reason_have_a_closer() -> None:
+    for dialect in DIALECTS.values():
+        assert bool(machine_of(dialect).closer) is dialect.has_reasoning
 
 
-def test_a_family_without_a_machine_is_not_constrained() -> None:
-    tokenizer = ScriptedTokenizer(HARMONY_MARKERS, None)
-    assert not can_constrain(NEW_FAMILY, HARMONY_MARKERS, (), 1000)
-    assert ReasoningBudgets(tokenizer, NEW_FAMILY).start([1], room=10, tokens=0) is None
-    with pytest.raises(GrammarError, match="cannot be constrained to a grammar"):
-        Grammars(tokenizer, NEW_FAMILY).tool_calls(
-            [{"type": "function", "function": {"name": "f"}}], required=True
-        )
-
-
-def test_a_family_of_blocks_whose_calls_cannot_be_enforced_has_its_answers_constrained(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_family_of_blocks_whose_calls_cannot_be_enforced_has_its_answers_constrained() -> None:
     family = dataclasses.replace(NEW_FAMILY, calls=OtherCalls())
-    monkeypatch.setitem(STATE_MACHINES, family, block_machine(family))
     assert not can_require_calls(family)
     tokenizer = ByteTokenizer(("<think>", "</think>", "<|im_end|>"), None)
     grammars = Grammars(tokenizer, family)

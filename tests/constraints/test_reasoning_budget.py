@@ -255,8 +255,7 @@ def test_a_model_that_does_not_reason_is_not_held() -> None:
 
 
 def _has_closer(dialect: Dialect) -> bool:
-    machine = machine_of(dialect)
-    return machine is not None and machine.closer is not None
+    return machine_of(dialect).closer is not None
 
 
 ENOUGH = "Enough: I answer now."  # eight tokens with the two line breaks before it
