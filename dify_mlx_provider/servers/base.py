@@ -1,14 +1,15 @@
 """What is known of a server and of its models, as plain values, and what each kind of server gives to know it by.
 
-A kind of server is a file in this folder: its profile, how it is recognised by its answers, and how it describes its
-models. Those answers are read leniently: unknown keys are ignored, and a field of a wrong type counts as not sent, so
-that no answer of a server raises anything. Knows no connections and no Dify.
+A kind of server is a profile, in `mlx_backend` or in `kinds`, with how it is recognised by its answers and how it
+describes its models. Those answers are read leniently: unknown keys are ignored, and a field of a wrong type counts as
+not sent, so that no answer of a server raises anything. Knows no connections and no Dify.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping  # noqa: TC003  # pydantic reads the annotations when a description is kept
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
@@ -35,7 +36,7 @@ class ServerProfile:
     """What a kind of server is known by, what it expects of a request, and what it can do.
 
     `owner` is whom it says that its models belong to, `header` how its header `Server` begins; `recognise` takes their
-    place where they do not tell. `describe_model` asks it for more of one model than it lists.
+    place where they do not tell. `entry` is what it lists of a model; `describe_model` asks it for more of one.
 
     `effort_fields` are sent together; `efforts` are the words they may hold. `thinking_budget_field` is "" where there
     is none. `own_fields` are hints that no other kind reads: without them another server's answer is as right.
@@ -56,6 +57,7 @@ class ServerProfile:
     display_name: str
     owner: str = ""
     header: str = ""
+    entry: type[ListedModel] | None = None
     recognise: Callable[[Listing], ServerInfo | None] | None = None
     describe_model: Callable[[Probe, ServedModel], ServedModel | None] | None = None
     effort_fields: tuple[str, ...] = ("reasoning_effort",)
@@ -216,19 +218,28 @@ class ListedModel(ServerAnswer):
     max_model_len: Size = None
     meta: Annotated[_LlamaCppMeta | None, LENIENT] = None
 
+    @property
+    def is_default(self) -> bool:
+        """Whether it answers for the name `default`, as far as its entry tells."""
+        return True
+
     def described(self) -> ServedModel:
         """Return what most servers say of a model: its context size, if that."""
         meta = self.meta or _LlamaCppMeta()
         return ServedModel(name=self.id, context_size=self.max_model_len or meta.n_ctx or meta.n_ctx_train)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Listing:
     """The answer to the question for the models; `probe` asks the same server more."""
 
     response: ProbeResponse
     probe: Probe
-    entries: list[ListedModel]
+
+    @cached_property
+    def entries(self) -> list[ListedModel]:
+        """What most servers say of each model."""
+        return parse_entries(self.response.json, ListedModel)
 
     def names(self, profile: ServerProfile) -> bool:
         """Whether the header or the models' owner is that of a kind of server."""
@@ -239,9 +250,11 @@ class Listing:
         """Who the models are said to belong to, which often is the make of the server."""
         return {entry.owned_by for entry in self.entries}
 
-    def server(self, kind: ServerKind) -> ServerInfo:
-        """Return a server of a kind that says of its models what most do."""
-        return recognised(kind, [entry.described() for entry in self.entries])
+    def server(self, profile: ServerProfile, version: str = "") -> ServerInfo:
+        """Return a server of a kind, with what its list says of its models."""
+        entries = parse_entries(self.response.json, profile.entry or ListedModel)
+        entries.sort(key=lambda entry: not entry.is_default)
+        return recognised(profile.kind, [entry.described() for entry in entries], version)
 
 
 def has_header(profile: ServerProfile, response: ProbeResponse) -> bool:

@@ -12,24 +12,13 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dify_mlx_provider.servers import (
-    llama_cpp,
-    lm_studio,
-    mlx_backend,
-    mlx_lm,
-    mlx_vlm,
-    ollama,
-    rapid_mlx,
-    vllm,
-)
+from dify_mlx_provider.servers import kinds, mlx_backend
 from dify_mlx_provider.servers.base import (
-    ListedModel,
     Listing,
     ServedModel,
     ServerInfo,
     ServerProfile,
     has_header,
-    parse_entries,
 )
 from dify_mlx_provider.servers.probe import NO_RESPONSE, Probe
 from dify_mlx_provider.upstream.cache import DEFAULT_TTL, LastValues, TtlCache
@@ -41,8 +30,17 @@ if TYPE_CHECKING:
 
     from dify_mlx_provider.upstream.credentials import Credentials
 
-KINDS = tuple(
-    kind.PROFILE for kind in (mlx_backend, vllm, llama_cpp, mlx_vlm, rapid_mlx, lm_studio, mlx_lm, ollama)
+KINDS = (
+    mlx_backend.PROFILE,
+    *(
+        kinds.VLLM,
+        kinds.LLAMA_CPP,
+        kinds.MLX_VLM,
+        kinds.RAPID_MLX,
+        kinds.LM_STUDIO,
+        kinds.MLX_LM,
+        kinds.OLLAMA,
+    ),
 )
 """The kinds that can be told apart, in the order in which they are looked for."""
 
@@ -159,16 +157,16 @@ def _identify(credentials: Credentials) -> ServerInfo | None:
     response = probe.get_models()
     if response is None:
         # Without a folder of downloads mlx_lm.server has no list, and drops the connection.
-        return mlx_lm.recognise(Listing(NO_RESPONSE, probe, []))
+        return kinds.recognise_mlx_lm(Listing(NO_RESPONSE, probe))
     if response.status >= 400:
         named = next((profile for profile in KINDS if has_header(profile, response)), OTHER)
         return ServerInfo(kind=named.kind, reached=True)
-    listing = Listing(response, probe, parse_entries(response.json, ListedModel))
+    listing = Listing(response, probe)
     found = next(filter(None, (_recognise(profile, listing) for profile in KINDS)), None)
-    return found or replace(listing.server(ServerKind.OTHER), answered=isinstance(response.json, dict))
+    return found or replace(listing.server(OTHER), answered=isinstance(response.json, dict))
 
 
 def _recognise(profile: ServerProfile, listing: Listing) -> ServerInfo | None:
     if profile.recognise is not None:
         return profile.recognise(listing)
-    return listing.server(profile.kind) if listing.names(profile) else None
+    return listing.server(profile) if listing.names(profile) else None

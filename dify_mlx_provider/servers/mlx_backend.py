@@ -21,8 +21,6 @@ from dify_mlx_provider.servers.base import (
     Size,
     Word,
     Words,
-    parse_entries,
-    recognised,
 )
 from dify_mlx_provider.servers.efforts import EFFORTS
 from dify_mlx_provider.upstream.credentials import ServerKind
@@ -91,8 +89,7 @@ def recognise(listing: Listing) -> ServerInfo | None:
     if not version and (response := listing.probe.get("/health")):  # a proxy may write a header of its own
         health = response.parse_as(_Health)
         version = (health.version if health else None) or ""
-    models = [entry.described() for entry in parse_entries(listing.response.json, _MlxBackendModel)]
-    return recognised(ServerKind.MLX_BACKEND, models, version)
+    return listing.server(PROFILE, version)
 
 
 PROFILE = ServerProfile(
@@ -100,6 +97,7 @@ PROFILE = ServerProfile(
     display_name="mlx-backend",
     owner="mlx-backend",
     header="mlx-backend",
+    entry=_MlxBackendModel,
     recognise=recognise,
     efforts=EFFORTS,
     thinking_budget_field="thinking_budget",
