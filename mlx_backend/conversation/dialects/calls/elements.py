@@ -24,9 +24,8 @@ from mlx_backend.conversation.dialects.calls.stream import ESCAPED, CallStream, 
 from mlx_backend.conversation.json_values import MAX_DEPTH
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from mlx_backend.conversation.dialects.calls.base import DecodedCall
     from mlx_backend.conversation.dialects.calls.stream import Reading
     from mlx_backend.conversation.tools import ToolSet
 
@@ -62,11 +61,8 @@ class ElementCalls(StreamedSyntax):
         tag = _TAG.match(body, last) if last >= 0 else None
         return tag is None or not (tag["close"] or tag["name"] == "invoke")
 
-    def stream(self, body: str, tools: ToolSet) -> CallStream | None:
+    def reader(self, tools: ToolSet) -> CallStream:
         return _ElementStream(tools)
-
-    def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
-        return ()
 
 
 class _ElementStream(CallStream):

@@ -21,7 +21,6 @@ from mlx_backend.conversation.argument_values import (
 )
 from mlx_backend.conversation.dialects.base import Piece
 from mlx_backend.conversation.dialects.calls.base import beginnings, to_json
-from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.stream import CallStream, StreamedSyntax, folded
 from mlx_backend.conversation.json_values import MAX_DEPTH
 
@@ -48,7 +47,6 @@ _MARKS = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
 _UNESCAPED = re.compile(r'((?<!\\)(?:\\\\)*)"')
 _MAX_AHEAD = 600
 """Characters that are looked at to tell whether a value ends."""
-_OBJECTS = JsonObjects()
 
 
 class GemmaCalls(StreamedSyntax):
@@ -65,11 +63,8 @@ class GemmaCalls(StreamedSyntax):
         """Whether the last bracket is open."""
         return not body.rstrip().endswith(("}", "]"))
 
-    def stream(self, body: str, tools: ToolSet) -> CallStream | None:
-        return _GemmaStream(tools, self.delimiter) if body.lstrip()[:1] not in ("", "{", "[") else None
-
-    def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
-        return _OBJECTS.decode(body, tools) if body.lstrip()[:1] in ("{", "[") else ()
+    def reader(self, tools: ToolSet) -> _GemmaStream:
+        return _GemmaStream(tools, self.delimiter)
 
     def _encode(self, value: Any) -> Iterator[Piece]:
         match value:
@@ -106,7 +101,7 @@ class UnwrappedGemmaCalls(GemmaCalls):
 
     def decode(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
         """Return the calls, if nothing else is there."""
-        stream = _GemmaStream(tools, self.delimiter)
+        stream = self.reader(tools)
         calls = folded([*stream.feed(body), *stream.finish()])
         return () if stream.has_rest else calls
 

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.conversation.argument_values import convert, parse_json, property_schema
 from mlx_backend.conversation.dialects.base import Piece
 from mlx_backend.conversation.dialects.calls.base import DecodedCall, to_json
-from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.stream import CallStream, OpenValue, StreamedSyntax
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from mlx_backend.conversation.dialects.calls.stream import NextTag, Reading
     from mlx_backend.conversation.tools import ToolSet
@@ -32,7 +31,6 @@ _TAG = re.compile(
 _BEGUN = re.compile(r"</?[a-z_|]{0,17}(?::[\w-]{0,32})?\Z")
 _NAME = re.compile(r"[\w.:/-]{1,256}\Z")
 _WHOLE = re.compile(r"</[^<>]{0,64}arg_value[^<>]{0,32}>\s*\Z|\A[^<]{1,512}\Z")
-_OBJECTS = JsonObjects()
 
 
 class PairCalls(StreamedSyntax):
@@ -79,14 +77,14 @@ class PairCalls(StreamedSyntax):
         """Whether no value is open."""
         return _WHOLE.search(body[-600:]) is not None
 
-    def stream(self, body: str, tools: ToolSet) -> CallStream | None:
-        return _PairStream(tools) if body.lstrip()[:1] not in ("", "{", "[") else None
+    def reader(self, tools: ToolSet) -> CallStream:
+        return _PairStream(tools)
 
-    def decode_other(self, body: str, tools: ToolSet) -> list[DecodedCall]:
+    def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
         """Read a name alone, a name with JSON after it, or JSON objects."""
         text = body.strip()
         if text[:1] in ("{", "["):
-            return _OBJECTS.decode(text, tools)
+            return super().decode_other(text, tools)
         name, brace, rest = text.partition("{")
         name = name.strip()
         if not _NAME.match(name) or (

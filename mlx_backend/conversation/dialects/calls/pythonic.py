@@ -28,13 +28,13 @@ from mlx_backend.conversation.argument_values import (
 )
 from mlx_backend.conversation.dialects.base import Piece
 from mlx_backend.conversation.dialects.calls.base import CallSyntax, DecodedCall, to_json
-from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
-from mlx_backend.conversation.dialects.calls.stream import ESCAPED, CallStream, StreamedSyntax
+from mlx_backend.conversation.dialects.calls.stream import ESCAPED, OBJECTS, CallStream, StreamedSyntax
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
-    from mlx_backend.conversation.dialects.calls.base import CallReader, StreamedCall
+    from mlx_backend.conversation.dialects.calls.base import StreamedCall
+    from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
     from mlx_backend.conversation.dialects.calls.stream import Reading
     from mlx_backend.conversation.tools import ToolSet
 
@@ -75,7 +75,6 @@ _PADDED = re.compile(r"(?<![\w.'\"])0\d+(?![\w.])")
 _FIRST_CALL = re.compile(r"\s*\[\s*([A-Za-z_][\w.-]{0,255})\s*\(")
 _FENCE = re.compile(r"\A\s*```(?:\w{1,16})?\s*\n?|\n?\s*```\s*\Z")
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w.]*\Z")
-_OBJECTS = JsonObjects()
 
 
 class PythonicCalls(StreamedSyntax):
@@ -112,14 +111,17 @@ class PythonicCalls(StreamedSyntax):
         quotes = [match[0] for match in _STRINGS.finditer(body)]
         return bool(quotes) and quotes[-1][0] in "\"'" and not _is_closed(quotes[-1])
 
-    def stream(self, body: str, tools: ToolSet) -> CallReader | None:
-        return _PythonStream(tools) if body.lstrip()[:1] not in ("", "{") else None
+    def reader(self, tools: ToolSet) -> CallStream:
+        return _PythonStream(tools)
+
+    def stream(self, body: str, tools: ToolSet) -> CallStream | None:
+        return self.reader(tools) if body.lstrip()[:1] not in ("", "{") else None
 
     def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
         """Return the calls of any other Python, all of them or none."""
         text = _FENCE.sub("", body).strip()
         if text[:1] == "{" or re.match(r"\[\s*\{", text):
-            return _OBJECTS.decode(text, tools)
+            return OBJECTS.decode(text, tools)
         try:
             nodes = list(_call_nodes(_parse(text)))
             return [_decoded(node, tools) for node in nodes]

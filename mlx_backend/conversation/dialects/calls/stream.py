@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_backend.conversation.argument_values import is_text, property_schema
 from mlx_backend.conversation.dialects.calls.base import CallName, CallSyntax, DecodedCall, to_json
+from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,6 +33,8 @@ _PIECE = 4096
 """Characters that are read at a time. Each thing that is read copies what follows it in the piece."""
 MAX_UNDECIDED = 256
 """Characters of a value after which it is no longer asked whether it is a text."""
+
+OBJECTS = JsonObjects()
 
 type Reading = Generator[None]
 type NextTag = Generator[None, None, re.Match[str] | None]
@@ -272,11 +275,18 @@ class OpenValue:
 
 
 class StreamedSyntax(CallSyntax):
-    """A notation that is read by a `CallStream`."""
+    """A notation that is read by a `CallStream`; what begins as JSON is read as JSON."""
 
     @abstractmethod
+    def reader(self, tools: ToolSet) -> CallStream:
+        """Make what reads one body."""
+
+    def stream(self, body: str, tools: ToolSet) -> CallStream | None:
+        return self.reader(tools) if body.lstrip()[:1] not in ("", "{", "[") else None
+
     def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
         """Return the calls of a body in another notation than the family's own."""
+        return OBJECTS.decode(body, tools) if body.lstrip()[:1] in ("{", "[") else ()
 
     def decode(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
         stream = self.stream(body, tools)

@@ -23,14 +23,13 @@ from mlx_backend.conversation.argument_values import (
 )
 from mlx_backend.conversation.dialects.base import Piece
 from mlx_backend.conversation.dialects.calls.base import to_json
-from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.stream import CallStream, OpenValue, StreamedSyntax
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from mlx_backend.conversation.argument_values import Untyped
-    from mlx_backend.conversation.dialects.calls.base import CallPiece, DecodedCall
+    from mlx_backend.conversation.dialects.calls.base import CallPiece
     from mlx_backend.conversation.dialects.calls.stream import NextTag, Reading
     from mlx_backend.conversation.tools import ToolSet
 
@@ -51,7 +50,6 @@ _CDATA = re.compile(r"\s*<!\[CDATA\[(.*?)\]\]>\s*\Z", re.DOTALL)
 _WORD = re.compile(r"\w")
 _CALLS = ("function", "invoke")
 _WRAPPERS = ("arguments", "input")
-_OBJECTS = JsonObjects()
 
 
 class XmlCalls(StreamedSyntax):
@@ -98,11 +96,8 @@ class XmlCalls(StreamedSyntax):
         """Whether no parameter is open."""
         return _WHOLE.search(body[-600:]) is not None
 
-    def stream(self, body: str, tools: ToolSet) -> CallStream | None:
-        return _XmlStream(tools, self) if body.lstrip()[:1] not in ("", "{", "[") else None
-
-    def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
-        return _OBJECTS.decode(body, tools) if body.lstrip()[:1] in ("{", "[") else ()
+    def reader(self, tools: ToolSet) -> CallStream:
+        return _XmlStream(tools, self)
 
     def open_value(self, stream: CallStream, key: str, is_string: str, *, may_be_text: bool) -> OpenValue:
         """Return a value that begins. `is_string` is what its `string` attribute says."""

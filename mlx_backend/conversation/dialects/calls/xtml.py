@@ -19,9 +19,8 @@ from mlx_backend.conversation.dialects.calls.base import to_json
 from mlx_backend.conversation.dialects.calls.stream import CallStream, OpenValue, StreamedSyntax
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from mlx_backend.conversation.dialects.calls.base import DecodedCall
     from mlx_backend.conversation.dialects.calls.stream import Reading
     from mlx_backend.conversation.tools import ToolSet
 
@@ -57,11 +56,8 @@ class XtmlCalls(StreamedSyntax):
         """Whether an argument is open."""
         return body.rfind(f"{OPEN}argument") > body.rfind(f"{CLOSE}argument")
 
-    def stream(self, body: str, tools: ToolSet) -> CallStream | None:
+    def reader(self, tools: ToolSet) -> CallStream:
         return _XtmlStream(tools)
-
-    def decode_other(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
-        return ()
 
 
 class _XtmlStream(CallStream):
