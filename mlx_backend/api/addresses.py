@@ -200,7 +200,7 @@ type AnyCall = StartCall[Any] | JsonCall[Any, Any]
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ApiEndpoint:
     """What answers at an address: how it writes errors, and what /openapi.json says of it."""
 
     api: Api
@@ -208,7 +208,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class BodyEndpoint(Endpoint):
+class BodyEndpoint(ApiEndpoint):
     """Takes a body. `check` parses it when it is decoded, `call` says what it becomes then."""
 
     check: Callable[[Any], Any]
@@ -243,7 +243,7 @@ class MessageEndpoint(BodyEndpoint):
 
 
 @dataclass(frozen=True)
-class SocketEndpoint(Endpoint):
+class SocketEndpoint(ApiEndpoint):
     """Clients keep a connection to it. What is wrong with a message is written as `message_api` writes it."""
 
     message_api: Api
@@ -257,7 +257,7 @@ class SocketEndpoint(Endpoint):
 
 
 @dataclass(frozen=True)
-class ResourceEndpoint(Endpoint):
+class ResourceEndpoint(ApiEndpoint):
     """Takes no body. If it `loads` a model, it answers once that is in memory."""
 
     answer: Callable[[Query], Any]

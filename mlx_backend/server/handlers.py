@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from mlx_backend.api.addresses import (
         Api,
+        ApiEndpoint,
         BodyCall,
         Cost,
-        Endpoint,
         OnDisconnect,
         Operation,
     )
@@ -109,7 +109,7 @@ class Route:
     needs_key: bool = True
 
 
-class _EndpointHandler[E: Endpoint](Handler):
+class _EndpointHandler[E: ApiEndpoint](Handler):
     """Answers the requests to an endpoint."""
 
     def __init__(self, endpoint: E) -> None:
