@@ -215,15 +215,23 @@ def add_head(
     form: str = "mlx",
     prefix: str = "mtp.",
     settings: Mapping[str, object] = MappingProxyType({}),
+    file: str = "model-head.safetensors",
+    is_indexed: bool = True,
 ) -> Path:
-    """Put a head's weights into a second file of a model, whose index names both; `settings` into its configuration."""
+    """Put a head's weights into a file next to a model's, and `settings` into its configuration.
+
+    The index has both files, or there is none.
+    """
     named = {prefix + name: value for name, value in weights.items()}
     number = "num_nextn_predict_layers" if "layers." in prefix else "mtp_num_hidden_layers"
-    mx.save_safetensors(str(model / "model-head.safetensors"), named, {"format": form})
+    (model / file).parent.mkdir(exist_ok=True)
+    mx.save_safetensors(str(model / file), named, {"format": form})
     config = json.loads((model / "config.json").read_text())
     config.get("text_config", config).update({number: 1, **settings})
     (model / "config.json").write_text(json.dumps(config))
+    if not is_indexed:
+        return model
     names: Mapping[str, Any] = mx.load(str(model / "model.safetensors"))  # type: ignore[assignment]  # of this format
-    index = dict.fromkeys(names, "model.safetensors") | dict.fromkeys(named, "model-head.safetensors")
+    index = dict.fromkeys(names, "model.safetensors") | dict.fromkeys(named, file)
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     return model

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import mlx_lm.utils
+from mlx.utils import tree_flatten
 
 from mlx_backend.errors import EngineError, first_line
 from mlx_backend.models.config_names import (
@@ -33,7 +34,7 @@ from mlx_backend.models.config_names import (
 from mlx_backend.models.folders import MLX_VERSION, WEIGHTS, weight_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from types import ModuleType
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ _ACTIVATIONS: Final = {
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), frozenset(["gelu_approx", "geglu"])),
 }
 """What mlx-lm calls an activation, by the name in a configuration."""
+_HEAD: Final = re.compile(r"(?:.+\.)?mtp\w*\..+")
+_PROJECTION: Final = ".eh_proj.weight"  # what only a layer that is a head has
 _MAX_VALUE: Final = 40
 """Characters of a value that is shown in the log."""
 _OLD_LAYER_TYPES: Final = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -80,13 +83,15 @@ def load_network(
     mlx_lm.utils.glob = WeightGlob
     written = mlx_lm.utils.load_config(folder)
     network_class, arguments_class = network_classes(folder, written, trust_remote_code=trust_remote_code)
+    changed = change(network_class)
     try:
         network, config = mlx_lm.utils.load_model(
             folder,
             lazy=True,
             model_config={**readable(written, network_class), "model_file": None, **(overrides or {})},
-            get_model_classes=lambda config: (change(network_class), arguments_class),
+            get_model_classes=lambda config: (_without_heads(changed), arguments_class),
         )
+        network.__class__ = changed
     except (ValueError, KeyError, RuntimeError) as error:
         if (method := _foreign_quantisation(written)) is None:
             raise
@@ -101,6 +106,27 @@ def load_network(
             folder,
         )
     return network, config
+
+
+def _without_heads(network_class: type[Any]) -> type[Any]:
+    """Return a class whose networks leave out the weights of an MTP head, which not all of mlx-lm's do."""
+
+    class WithoutHeads(network_class):  # type: ignore[misc]  # a class all the same
+        def load_weights(self, weights: Sequence[tuple[str, Any]], strict: bool = True) -> Any:
+            own = {name for name, _ in tree_flatten(self.parameters())}
+            heads = weights_of_head(name for name, _ in weights)
+            rest = [(name, value) for name, value in weights if name in own or name not in heads]
+            return super().load_weights(rest, strict=strict)
+
+    WithoutHeads.__module__ = network_class.__module__
+    return WithoutHeads
+
+
+def weights_of_head(names: Iterable[str]) -> set[str]:
+    """Return which of the names of weights are those of an MTP head, or of a layer that is one."""
+    every = set(names)
+    layers = tuple(name.removesuffix(_PROJECTION) + "." for name in every if name.endswith(_PROJECTION))
+    return {name for name in every if _HEAD.fullmatch(name) or name.startswith(layers)}
 
 
 def readable(config: Mapping[str, Any], network_class: type[Any]) -> dict[str, Any]:

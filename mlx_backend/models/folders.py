@@ -38,12 +38,12 @@ WEIGHTS: Final = "model*.safetensors"
 """The files that are loaded, at the top of a folder."""
 NEEDED_FILES: Final = (
     *("*.json", "*.jinja", "*.txt", "*.jsonl", "*.model", "*.py", "*.tiktoken"),
-    *(WEIGHTS, "[0-9]_*/*.safetensors"),
+    *(WEIGHTS, "[0-9]_*/*.safetensors", "mtp*.safetensors"),
 )
 """What is downloaded, by the path inside the repository; a star may stand for a slash.
 
 Python code and tiktoken's vocabularies are for models that need --trust-remote-code, the numbered folders for further
-layers of sentence transformers.
+layers of sentence transformers, and what begins with mtp is a head.
 """
 LISTING_SECONDS: Final = 10
 _INDEX: Final = "model.safetensors.index.json"
@@ -186,6 +186,12 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / _INDEX
     listed = _indexed(index) if index.is_file() else None
     return [present[name] for name in chosen_weights(present, listed)]
+
+
+def head_files(folder: Path) -> list[Path]:
+    """Return the files next to a model's weights in which others publish its MTP head; few indexes name them."""
+    found = {file for pattern in ("*mtp*.safetensors", "mtp/*.safetensors") for file in folder.glob(pattern)}
+    return sorted(file for file in found.difference(weight_files(folder)) if file.is_file())
 
 
 def chosen_weights(present: Collection[str], indexed: Collection[str] | None) -> list[str]:

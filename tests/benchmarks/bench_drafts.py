@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 DRAFTING: Final = 2  # layers of a draft model
 MIXED: Final = ("o_proj", "out_proj")  # what a layer adds comes from these,
 OUTPUTS: Final = (*MIXED, "down_proj")  # and this
-PROMPT: Final = 200  # tokens
 KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "without drafts": ("target", {}),
     "right drafts": ("target", {"draft_model": "right"}),
@@ -70,9 +69,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--replies", type=int, nargs="+", default=[1, 3], help="at once")
     parser.add_argument("--tokens", type=int, default=200, help="of each reply")
+    parser.add_argument("--prompt", type=int, default=200, help="tokens of each prompt")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument(
-        "--processor-time", action="store_true", help="of this process, where others work too"
+        "--processor-time",
+        action="store_true",
+        help="of this process, where others work too; drafts are paced by it",
     )
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
@@ -165,7 +167,7 @@ class Kind:
 class Loaded:
     """The engine of a model with options, whose drafts can be paced otherwise."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, clock: Callable[[], float]) -> None:
         from mlx_backend.device import this_device
         from mlx_backend.engine.mlx.batch import MLXBatch
         from mlx_backend.engine.threaded import Engine
@@ -176,6 +178,7 @@ class Loaded:
         self._batch = MLXBatch(kind.model, chosen, device=this_device(1 << 38, chosen.wired, chosen.blas))
         self.engine = Engine(self._batch)
         self._pacer = self._batch.draft_pacer
+        self._pacer.clock = clock
         while self.engine.status().detail and time.perf_counter() - started < MAX_WARM_UP:
             time.sleep(0.1)
         print(
@@ -195,9 +198,10 @@ class Loaded:
 def compare(kinds: dict[str, Kind], options: argparse.Namespace) -> None:
     """Print what each kind of drafts takes, greedily and sampled."""
     loaded: dict[str, Loaded] = {}
+    clock = time.process_time if options.processor_time else time.perf_counter
     for kind in kinds.values():
         if (key := f"{kind.model} {kind.named}") not in loaded:
-            loaded[key] = Loaded(kind)
+            loaded[key] = Loaded(kind, clock)
     engines = {
         name: partial(loaded[f"{kind.model} {kind.named}"].pace, kind.always) for name, kind in kinds.items()
     }
@@ -212,6 +216,7 @@ def _compare(
     engines: Mapping[str, Callable[[], Engine]], replies: int, temperature: float, options: argparse.Namespace
 ) -> None:
     times: dict[str, list[float]] = {name: [] for name in engines}
+    first: dict[str, float] = {}  # of the round that is not counted: whether drafts pay is not known yet
     clock = time.process_time if options.processor_time else time.perf_counter
     drafts = {name: [0, 0, 0] for name in engines}  # drafted, accepted, replies as those without drafts
     for round_number in range(options.rounds + 1):
@@ -222,8 +227,11 @@ def _compare(
             asked = list(_requests(round_number, replies, temperature, options))
             started = clock()
             done = _replies(engine(), asked)
-            if round_number:
-                times[name].append(clock() - started)
+            took = clock() - started
+            if not round_number:
+                first[name] = took
+            else:
+                times[name].append(took)
                 drafts[name][0] += sum(each[1] for each in done)
                 drafts[name][1] += sum(each[2] for each in done)
             said[name] = [each[0] for each in done]
@@ -241,7 +249,8 @@ def _compare(
         ratios = [own / base for own, base in zip(times[name], plain, strict=True)]
         drafted, accepted, same = drafts[name]
         print(
-            f"  {name:14} {statistics.median(ratios):.3f} ({min(ratios):.2f}-{max(ratios):.2f}), accepted "
+            f"  {name:14} {statistics.median(ratios):.3f} ({min(ratios):.2f}-{max(ratios):.2f}), at first "
+            f"{first[name] / first['without drafts']:.2f}, accepted "
             f"{accepted} of {drafted}; the same replies: {same} of {replies * (options.rounds + 1)}",
             flush=True,
         )
@@ -257,7 +266,7 @@ def _requests(
     rng = random.Random(seed)
     for number in range(replies):
         yield GenerationRequest(
-            prompt=rng.choices(range(300, 500), k=PROMPT),
+            prompt=rng.choices(range(300, 500), k=options.prompt),
             max_tokens=options.tokens,
             sampling=Sampling(temperature=temperature, seed=100 * seed + number),
         )

@@ -2,6 +2,7 @@
 
     python tests/benchmarks/big_model.py FOLDER [--layers 24] [--width 2880]
     python tests/benchmarks/big_model.py FOLDER --with-head glm-4.7-flash --right 0.7 [--layers 47]
+    python tests/benchmarks/big_model.py FOLDER --with-head dense [--plain]
 
 The first is gpt-oss-20b, 12 GB, quantised as the MLX builds of it are: mxfp4 (groups of 32) for the experts, 8 bits
 (groups of 64) for the rest, the router too. The vocabulary has all 201,088 entries: every byte is a token, the rest is
@@ -9,7 +10,8 @@ filler. It never ends a reply by itself.
 
 The others have an MTP head that guesses right for a share of the tokens, whatever it is asked for. Their layers are
 computed and add next to nothing, so that the next token follows from the last one, and the head computes the same; but
-for the other tokens, which a column of the embeddings marks, something is added to its input. Quantised alike.
+for the other tokens, which a column of the embeddings marks, something is added to its input. Quantised alike, but for
+`dense`, which is of a size for a CPU: 4 bits with scales of float32, or with `--plain` not quantised at all.
 """
 
 from __future__ import annotations
@@ -100,13 +102,25 @@ AIR: Final[dict[str, Any]] = {
     "use_qk_norm": False,
     "attention_bias": True,
     "partial_rotary_factor": 0.5,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
     "rms_norm_eps": 1e-5,
     "rope_theta": 1_000_000,
     "max_position_embeddings": 131_072,
     "num_nextn_predict_layers": 1,
     "eos_token_id": [],
 }
-WITH_HEADS: Final = {"glm-4.7-flash": FLASH, "glm-4.5-air": AIR}
+DENSE: Final[dict[str, Any]] = AIR | {
+    "vocab_size": 32_768,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "first_k_dense_replace": 1000,
+}
+WITH_HEADS: Final = {"glm-4.7-flash": FLASH, "glm-4.5-air": AIR, "dense": DENSE}
 OUTPUTS: Final = ("o_proj", "down_proj")  # what a layer adds comes from these
 LITTLE: Final = 1e-4  # of their weights' usual size
 MARK, PUSH = (
@@ -115,6 +129,7 @@ MARK, PUSH = (
 )  # in the marked tokens' embeddings, and what it adds to a head's input, in standard deviations
 EXPERTS: Final = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
 REST: Final = {"group_size": 64, "bits": 8, "mode": "affine"}
+FOUR_BITS: Final = REST | {"bits": 4}
 
 
 def write_gpt_oss_20b(folder: Path, layers: int = 24, width: int = 2880) -> Path:
@@ -141,14 +156,14 @@ def write_gpt_oss_20b(folder: Path, layers: int = 24, width: int = 2880) -> Path
     return folder
 
 
-def quantize(model: nn.Module) -> dict[str, Any]:
-    """Quantise a model; return what config.json says of it."""
+def quantize(model: nn.Module, rest: dict[str, Any] = REST) -> dict[str, Any]:
+    """Quantise a model, what is no expert as `rest` says; return what config.json says of it."""
     quantization: dict[str, Any] = dict(EXPERTS)
 
     def quantization_of(path: str, module: nn.Module) -> bool | dict[str, Any]:
         if not hasattr(module, "to_quantized") or path.endswith(("embed_q", "unembed_out")):
             return False
-        settings = EXPERTS if isinstance(module, SwitchLinear) else REST
+        settings = EXPERTS if isinstance(module, SwitchLinear) else rest
         quantization[path] = settings
         return dict(settings)
 
@@ -156,8 +171,11 @@ def quantize(model: nn.Module) -> dict[str, Any]:
     return quantization
 
 
-def write_with_head(folder: Path, name: str, right: float, layers: int | None = None) -> Path:
-    """Write a model with a head that guesses right for such a share of the tokens."""
+def write_with_head(
+    folder: Path, name: str, right: float, layers: int | None = None, *, plain: bool = False
+) -> Path:
+    """Write a model with a head that guesses right for such a share of the tokens; `plain` are weights of float32."""
+    dtype = mx.float32 if name == "dense" else mx.bfloat16
     config = WITH_HEADS[name] | ({} if layers is None else {"num_hidden_layers": layers})
     folder.mkdir(parents=True)
     write_tokenizer(folder, vocabulary(config["vocab_size"]))
@@ -165,33 +183,34 @@ def write_with_head(folder: Path, name: str, right: float, layers: int | None = 
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = module.Model(module.ModelArgs.from_dict(config))
     width, count = config["hidden_size"], config["num_hidden_layers"]
-    model.update(tree_map(lambda value: value.astype(mx.bfloat16), model.parameters()))
+    model.update(tree_map(lambda value: value.astype(dtype), model.parameters()))
     embeddings = mx.random.normal((config["vocab_size"], width))
     embeddings[:, 0] = mx.where(mx.random.uniform(shape=(config["vocab_size"],)) < right, 0.0, MARK)
-    model.model.embed_tokens.weight = embeddings.astype(mx.bfloat16)
+    model.model.embed_tokens.weight = embeddings.astype(dtype)
     model.lm_head.weight[:, 0] = 0
     for path, part in model.named_modules():
         if path.endswith(OUTPUTS):
-            part.weight = (part.weight * LITTLE).astype(mx.bfloat16)
+            part.weight = (part.weight * LITTLE).astype(dtype)
     head: dict[str, mx.array] = {
         "eh_proj.weight": mx.concatenate([mx.eye(width), mx.zeros((width, width))], axis=1),
         **dict.fromkeys(("enorm.weight", "hnorm.weight", "shared_head.norm.weight"), mx.ones(width)),
     }
     head["eh_proj.weight"][:, 0] = PUSH * mx.random.normal((width,))
-    quantization = quantize(model)
+    if not plain:
+        config |= {"quantization": quantize(model, FOUR_BITS if name == "dense" else REST)}
     shards: dict[str, dict[str, mx.array]] = {}
     for path, value in tree_flatten(model.parameters()):
         parts = path.split(".")
         shards.setdefault(parts[2] if parts[1] == "layers" else "rest", {})[path] = value
     last = f"model.layers.{count - 1}."
-    shards["head"] = {f"model.layers.{count}.{path}": each.astype(mx.bfloat16) for path, each in head.items()}
+    shards["head"] = {f"model.layers.{count}.{path}": each.astype(dtype) for path, each in head.items()}
     shards["head"] |= {
         f"model.layers.{count}.{path.removeprefix(last)}": each
         for path, each in shards[str(count - 1)].items()
     }
     for shard, weights in shards.items():
         mx.save_safetensors(str(folder / f"model-{shard}.safetensors"), weights, {"format": "mlx"})
-    (folder / "config.json").write_text(json.dumps(config | {"quantization": quantization}))
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -218,8 +237,9 @@ if __name__ == "__main__":
     arguments.add_argument(
         "--right", type=float, default=0.7, help="share of the tokens that its head guesses"
     )
+    arguments.add_argument("--plain", action="store_true", help="float32, for a CPU")
     options = arguments.parse_args()
     if options.with_head is not None:
-        write_with_head(options.folder, options.with_head, options.right, options.layers)
+        write_with_head(options.folder, options.with_head, options.right, options.layers, plain=options.plain)
     else:
         write_gpt_oss_20b(options.folder, options.layers or 24, options.width)

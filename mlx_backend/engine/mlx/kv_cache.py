@@ -29,7 +29,7 @@ from mlx_backend.engine.mlx.mlx_lm_patches.sliding_windows import (
     is_in_order,
     set_write_index,
 )
-from mlx_backend.errors import EngineError
+from mlx_backend.errors import EngineError, first_line
 from mlx_backend.models.engine_options import GROUP_SIZES
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def fresh_caches(network: Any, options: EngineOptions) -> LayerCaches:
     Quantised are those that hold all tokens; windows and states are short, and stay as they are.
     """
     layers: LayerCaches = make_prompt_cache(network)
-    other = ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) is not KVCache}))
+    kinds = {type(part) for layer in layers for part in parts_of(layer)}
+    other = ", ".join(sorted(kind.__name__ for kind in kinds - {KVCache}))
     if options.kv_bits is not None and options.max_kv_size is not None:
         raise EngineError(
             "--kv-bits and --max-kv-size are not possible together: a cache of a limited size cannot be quantised. "
@@ -74,18 +75,30 @@ def fresh_caches(network: Any, options: EngineOptions) -> LayerCaches:
         return [RotatingKVCache(options.max_kv_size, keep=FIRST_TOKENS_KEPT) for _ in layers]
     if options.kv_bits is None:
         return list(map(GrowingKVCache.of, layers))
-    if not any(type(layer) is KVCache for layer in layers):
+    if KVCache not in kinds:
         raise EngineError(f"--kv-bits is not possible with this model: its {other} cannot be quantised.")
     quantization = Quantization(options.kv_group_size, options.kv_bits)
-    return [
-        GrowingKVCache(SharedArrays((), quantization)) if type(layer) is KVCache else layer
-        for layer in layers
-    ]
+    return [_quantized(layer, quantization) for layer in layers]
+
+
+def _quantized(layer: Any, quantization: Quantization) -> Any:
+    if isinstance(layer, CacheList):
+        return CacheList(*(_quantized(each, quantization) for each in layer.caches))
+    return GrowingKVCache(SharedArrays((), quantization)) if type(layer) is KVCache else layer
+
+
+def parts_of(layer: Any) -> LayerCaches:
+    """Return the caches of a layer, which may have several."""
+    return (
+        [part for each in layer.caches for part in parts_of(each)]
+        if isinstance(layer, CacheList)
+        else [layer]
+    )
 
 
 def is_quantized(layer: Any) -> bool:
-    """Whether a cache holds quantised keys and values."""
-    return isinstance(layer, GrowingKVCache) and layer.is_quantized
+    """Whether a cache, or one of its parts, holds quantised keys and values."""
+    return any(isinstance(part, GrowingKVCache) and part.is_quantized for part in parts_of(layer))
 
 
 def kind_of(layer: Any) -> str:
@@ -118,7 +131,7 @@ def _refusal(options: EngineOptions, error: Exception, own: LayerCaches) -> str:
         f"{options.kv_bits} bits in groups of {options.kv_group_size}"
     )
     if "[quantize]" in str(error):
-        full = [layer for layer in own if type(layer) is KVCache]
+        full = [part for layer in own for part in parts_of(layer) if type(part) is KVCache]
         sizes = {each.shape[-1] for layer in full for each in (layer.keys, layer.values) if each is not None}
         possible = [group for group in GROUP_SIZES if not any(size % group for size in sizes)]
         advice = f"Give --kv-group-size {max(possible)}, or start" if possible else "Start"
@@ -126,7 +139,7 @@ def _refusal(options: EngineOptions, error: Exception, own: LayerCaches) -> str:
             f"{text}, because the sizes of its keys and values ({', '.join(map(str, sorted(sizes)))}) are not "
             f"multiples of that. {advice} the server without --kv-bits."
         )
-    return f"{text} ({error}). Start the server without it."
+    return f"{text} ({first_line(error)}). Start the server without it."
 
 
 def as_bytes(tokens: Sequence[int] | bytes) -> bytes:

@@ -190,17 +190,27 @@ def load_model(
 
 def _find_head(network: Any, folder: Path, options: EngineOptions) -> FoundHead:
     """Return the MTP head that drafts for a model: its own, or one in a folder that is named. Raises EngineError."""
-    if options.engine == "plain" or options.draft_from_text or not options.draft_tokens:
+    if options.engine == "plain" or not options.draft_tokens:
         return FoundHead()
-    if options.draft_model is None:
-        found = own_head(network, folder)
-        if found.head is not None and options.max_kv_size:
-            return FoundHead(reason="The model's MTP head is not used with --max-kv-size.")
+    if options.draft_model is not None:
+        named, _ = find_folder(options.draft_model, allow_download=options.allow_download)
+        if is_drafter(model_files.read_json_or_empty(named / "config.json")):
+            if options.max_kv_size is not None:
+                raise EngineError(
+                    f"{options.draft_model} is an MTP head, which cannot draft with --max-kv-size. Give one of them."
+                )
+            return FoundHead(head_in(named, network))
+    found = own_head(network, folder)
+    others = {
+        "--draft-model": options.draft_model,
+        "--draft-from-text": options.draft_from_text,
+        "--max-kv-size": options.max_kv_size,
+    }
+    if (other := next((name for name, value in others.items() if value), None)) is None:
         return found
-    named, _ = find_folder(options.draft_model, allow_download=options.allow_download)
-    if not is_drafter(model_files.read_json_or_empty(named / "config.json")):
-        return FoundHead()
-    return FoundHead(head_in(named, network))
+    return FoundHead(
+        reason=f"The model's MTP head is not used with {other}." if found.head is not None else ""
+    )
 
 
 def load_tokenizer(model: str | Path) -> tuple[MLXTokenizer, int]:
@@ -284,7 +294,10 @@ def load_draft(
     sample = " the quick brown fox 12345 { } \n 日本語"
     encoded = wrapper.encode(sample, add_special_tokens=False)
     if encoded != model.tokenizer.encode(sample, control_tokens=False):
-        raise EngineError(f"{name!r} cannot draft for {model.name!r}: its tokens are not the same.")
+        raise EngineError(
+            f"{draft} cannot draft for this model: its tokens are not the same. Name a smaller model of the same "
+            "family, or leave --draft-model out."
+        )
     # Embedding tables are padded to different sizes: the draft network must not see an id beyond the end of its own.
     own_size = network(mx.array([[0]])).shape[-1]
     return DraftNetwork(network, min(own_size, model.tokenizer.vocabulary_size))

@@ -37,8 +37,9 @@ from mlx_backend.engine.mlx.mlx_lm_patches.image_inputs import given_embeddings
 from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import GrowingKVCache
 from mlx_backend.engine.mlx.mlx_lm_patches.packed_layer import PackedLayer, TokenPositions, joined
 from mlx_backend.errors import EngineError, first_line
+from mlx_backend.layers.architecture import weights_of_head
 from mlx_backend.models.files import read_json_or_empty
-from mlx_backend.models.folders import weight_files
+from mlx_backend.models.folders import head_files, weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -66,8 +67,9 @@ _PARTS: Final = {
 _COPIES: Final = ("embed_tokens", "shared_head.head", "lm_head")
 """Copies of the model's own layers, which some heads have."""
 _LAYER: Final = re.compile(r"(?:mtp_block\.|layers\.(\d+)\.)?(.+)\.(\w+)")
-_ANY_HEAD: Final = re.compile(r"(?:.+\.)?mtp\w*\..+")
-"""The names of all weights that belong to a head, but for those of a layer after the last."""
+_TELLING: Final = re.compile(r".*\b(q_norm|k_norm|input_layernorm|post_attention_layernorm)\.weight")
+_MAX_LESS_ONE: Final = 0.85
+"""The mean of these norms, if 1 has been taken from each: in published heads 0.3 to 0.75; those of others overlap."""
 _DRAFTERS: Final = ("glm4_moe_lite_mtp", "nemotron_h_mtp", "qwen3_5_mtp")
 """What mlx-vlm's `convert --mtp` calls the heads of these, in a folder of their own."""
 _LAYER_COUNTS: Final = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
@@ -136,10 +138,14 @@ def own_head(network: Any, folder: Path) -> FoundHead:
     after_last = rf"layers\.{len(getattr(network, 'layers', ()))}"
     name = re.compile(rf"(?:(?:model|language_model)\.)*(?:mtp|mtp_layers\.0|{after_last})\.(.+)")
     try:
-        weights, is_mlx, others = _weights(folder, name)
+        weights, others = _weights(weight_files(folder), name)
+        # In files of their own they may have no more than their names in the head.
+        weights |= _weights(head_files(folder), re.compile(rf"(?:{name.pattern.removesuffix('(.+)')})?(.+)"))[
+            0
+        ]
         if weights:
-            return FoundHead(_make(network, weights, is_mlx=is_mlx))
-        if any(map(_ANY_HEAD.fullmatch, others)):
+            return FoundHead(_make(network, weights))
+        if weights_of_head(others):
             raise _unknown(network)
     except _UNFIT as error:
         return FoundHead(reason=f"The model's MTP head is not used: {_in_a_line(error)}.")
@@ -160,8 +166,8 @@ def head_in(folder: Path, network: Any) -> Head:
     try:
         if kind not in _DRAFTERS:
             raise ValueError(f"what is called {kind!r} is not read here, only {', '.join(_DRAFTERS)} are")
-        weights, is_mlx, _ = _weights(folder, re.compile(r"(?:mtp\.|model\.)?(.+)"))
-        return _make(network, weights, is_mlx=is_mlx)
+        weights, _ = _weights(weight_files(folder), re.compile(r"(?:mtp\.|model\.)?(.+)"))
+        return _make(network, weights)
     except _UNFIT as error:
         raise EngineError(
             f"What {folder} holds cannot draft for this model: {_in_a_line(error)}. Name an MTP head that was made "
@@ -169,28 +175,28 @@ def head_in(folder: Path, network: Any) -> Head:
         ) from error
 
 
-def _weights(folder: Path, name: re.Pattern[str]) -> tuple[Weights, bool, set[str]]:
-    """Return weights by what a pattern finds of their names, whether MLX has written them, and the other names."""
+def _weights(files: Iterable[Path], name: re.Pattern[str]) -> tuple[Weights, set[str]]:
+    """Return weights by what a pattern finds of their names, and the other names."""
     found: Weights = {}
-    is_mlx, others = False, set[str]()
-    for file in weight_files(folder):
-        arrays: Weights
-        metadata: dict[str, str]
-        arrays, metadata = mx.load(str(file), return_metadata=True)  # type: ignore[assignment]  # of this format
-        own = {match[1]: value for each, value in arrays.items() if (match := name.fullmatch(each))}
-        is_mlx |= bool(own) and metadata.get("format") == "mlx"
-        found |= own
+    others = set[str]()
+    for file in files:
+        arrays: Weights = mx.load(str(file))  # type: ignore[assignment]  # of this format
+        found |= {match[1]: value for each, value in arrays.items() if (match := name.fullmatch(each))}
         others |= {each for each in arrays if not name.fullmatch(each)}
-    return found, is_mlx, others
+    return found, others
 
 
 def _of_qwen(weights: Weights) -> Weights:
-    """Return the weights of an original checkpoint as MLX writes them.
+    """Return weights as MLX writes them.
 
-    Norms count from 1 there, and the experts of a mixture are apart, or joined otherwise.
+    In an original checkpoint the experts of a mixture are apart, or joined otherwise, and 1 has been taken from each
+    norm. Those who convert a head give that back or not, whatever else they convert, so the values tell.
     """
-    is_norm = re.compile(r"(.*\.)?(\w*norm|pre_fc_norm_\w+)\.weight").fullmatch
-    found = {name: value + 1.0 if is_norm(name) else value for name, value in weights.items()}
+    found = dict(weights)
+    telling = [value.astype(mx.float32).mean() for name, value in found.items() if _TELLING.fullmatch(name)]
+    if telling and (mx.stack(telling).mean() < _MAX_LESS_ONE).item():
+        is_norm = re.compile(r"(.*\.)?(\w*norm|pre_fc_norm_\w+)\.weight").fullmatch
+        found = {name: value + 1.0 if is_norm(name) else value for name, value in found.items()}
     for name in [name for name in found if name.endswith(".experts.gate_up_proj")]:
         mixture = name.removesuffix(".experts.gate_up_proj")
         gate, up = mx.split(found.pop(name), 2, axis=-2)
@@ -234,15 +240,12 @@ def _of_others(network: Any, weights: Weights) -> Weights:
     return found
 
 
-def _make(network: Any, weights: Weights, *, is_mlx: bool) -> Head:
+def _make(network: Any, weights: Weights) -> Head:
     """Return a head for a network. Raises one of `_UNFIT` if the weights are not those of one."""
     family = _family(network)
-    if family in _OTHERS:
-        weights = _of_others(network, weights)
-    elif not is_mlx:
-        if family not in _QWEN:
-            raise _unknown(network)
-        weights = _of_qwen(weights)
+    if family not in (*_QWEN, *_OTHERS):
+        raise _unknown(network)
+    weights = _of_qwen(weights) if family in _QWEN else _of_others(network, weights)
     norm = _shared(network).norm
     head = Head(_new_layers(network, weights), norm.weight.size, norm.eps)
 

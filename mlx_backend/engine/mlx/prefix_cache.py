@@ -412,7 +412,9 @@ class PrefixCache:
 
     def _continued(self, entry: _CachedPrefix, length: int) -> LayerCaches:
         """Return caches of an entry's first tokens that the caller may append to."""
-        layers: LayerCaches = [None if layer is None else alias(layer) for layer in entry.layers]
+        layers: LayerCaches = [
+            None if layer is None else GrowingKVCache.of(alias(layer)) for layer in entry.layers
+        ]
         if length < entry.length:
             cut_layers([layer for layer in layers if layer is not None], length)
         trunk, start, lease = entry.trunk, min(entry.in_trunk, length), AppendLease()

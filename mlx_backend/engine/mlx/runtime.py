@@ -31,7 +31,7 @@ from mlx_backend.engine.kv_cache_budget import MAX_TOKENS, KVCacheBudget
 from mlx_backend.engine.mlx.arrays import coarsest_dtype
 from mlx_backend.engine.mlx.batch_trial import try_networks
 from mlx_backend.engine.mlx.chunk_cost import CacheCost
-from mlx_backend.engine.mlx.kv_cache import fresh_caches, is_quantized, kind_of, run_first
+from mlx_backend.engine.mlx.kv_cache import fresh_caches, is_quantized, kind_of, parts_of, run_first
 from mlx_backend.engine.mlx.loading import load_networks
 from mlx_backend.engine.mlx.mtp import DRAFTING, attach, head_of, own_head
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache, PrefixStore
@@ -263,15 +263,18 @@ def _first_run(networks: Networks) -> tuple[CacheCost, int]:
     """
     tokens, layers = mx.zeros((1, WARM_UP_TOKENS), mx.uint32), networks.fresh_layers()
     run_first(networks.model.network, tokens, layers, networks.options)
-    quantized = [layer for layer in layers if is_quantized(layer)]
+    own = layers[:-2] if head_of(networks.model.network) is not None else layers
+    quantized = [layer for layer in own if is_quantized(layer)]
     if quantized:
-        own = [kind_of(layer) for layer in layers if layer not in quantized]
+        others = sorted(
+            {kind_of(part) for layer in own for part in parts_of(layer) if not is_quantized(part)}
+        )
         log.info(
             "The KV caches of %d of %d layers are quantised to %d bits%s.",
             len(quantized),
-            len(layers),
+            len(own),
             networks.options.kv_bits,
-            f"; {', '.join(sorted(set(own)))} stay as they are" if own else "",
+            f"; {', '.join(others)} stay as they are" if others else "",
         )
     if networks.draft is not None or networks.options.draft_from_text or head_of(networks.model.network):
         layers = [*layers, *held_layers(layers)]
@@ -281,7 +284,10 @@ def _first_run(networks: Networks) -> tuple[CacheCost, int]:
         layers = [*layers, *drafts, *held_layers(drafts)]
     mx.eval([layer.state for layer in layers])
     mx.clear_cache()
-    dequantized = [sum(each.nbytes for each in layer.keys_and_values()) for layer in quantized]
+    dequantized = [
+        sum(each.nbytes for part in parts_of(layer) if is_quantized(part) for each in part.keys_and_values())
+        for layer in quantized
+    ]
     return CacheCost.of(layers, WARM_UP_TOKENS), max(dequantized, default=0) // WARM_UP_TOKENS
 
 
@@ -295,7 +301,7 @@ def cache_costs(network: Any) -> dict[int | None, CacheCost]:
         try:
             layers = fresh_caches(network, EngineOptions(kv_bits=bits))
             network(tokens, cache=layers)
-        except (EngineError, ValueError):
+        except Exception:  # whatever the network raises
             if bits is None:
                 raise
         else:

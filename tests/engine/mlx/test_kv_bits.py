@@ -14,7 +14,7 @@ from drafting import alone, generate, loaded_batch, tokens
 from engine_requests import together
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache
-from mtp_heads import add_head, extra_layer, learnt_head, original, weights_of
+from mtp_heads import add_head, extra_layer, learnt_head, original, random_head, weights_of
 from seeing import LAYOUTS, Seeing, noise
 from seeing import TEXT as SEEN_TEXT
 from tolerances import VECTOR_ATOL, check_replies
@@ -40,6 +40,8 @@ WIDE: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 32},  # attention of its own
     "deepseek_v3": {"qk_rope_head_dim": 32},  # latents
     "qwen3_5": {"head_dim": 32},  # states
+    "falcon_h1": {"head_dim": 32},  # states and keys in one layer
+    "longcat_flash": {"qk_rope_head_dim": 32},  # two attentions in one layer
 }
 """Architectures, with sizes that can be quantised in groups of 32."""
 
@@ -81,6 +83,24 @@ def test_replies_are_packed_on_caches_of_their_own_and_the_log_says_which_layers
     assert found[0].tokens == expected[0][: len(found[0].tokens)]
     text = "The KV caches of 1 of 2 layers are quantised to 4 bits; RotatingKVCache stay as they are."
     assert text in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("architecture", "text"),
+    [
+        ("falcon_h1", "4 of 4 layers are quantised to 8 bits; ArraysCache stay as they are."),
+        ("qwen3_5", "2 of 4 layers are quantised to 8 bits; ArraysCache stay as they are."),
+    ],
+)
+def test_the_log_counts_the_models_own_layers(
+    tmp_path: Path, architecture: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    folder = write(tmp_path / "model", architecture, sizes={"head_dim": 32})
+    if architecture == "qwen3_5":
+        add_head(folder, weights_of(random_head(folder)))
+    with loaded_batch(folder, kv_bits=8, kv_group_size=32):
+        assert text in caplog.text
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])

@@ -170,6 +170,8 @@ CHECKPOINTS: dict[str, tuple[str, int | None, Any, str, str]] = {
     "a mixture": ("qwen3_5_moe", None, original, "pt", "mtp."),
     "experts apart": ("qwen3_5_moe", None, lambda weights: apart(original(weights)), "pt", "mtp."),
     "4 bits": ("qwen3_5", 4, dict, "mlx", "language_model.mtp."),
+    "MLX's form, of which mlx-lm leaves out nothing": ("qwen3_next", 4, dict, "mlx", "mtp."),
+    "MLX's form, but for the norms": ("qwen3_next", 4, original, "mlx", "mtp."),
     "a layer after the last": ("glm4_moe", None, extra_layer, "pt", "model.layers.{}."),
     "latent attention": ("glm4_moe_lite", None, extra_layer, "pt", "model.layers.{}."),
     "DeepSeek's": ("deepseek_v3", None, extra_layer, "pt", "model.layers.{}."),
@@ -190,6 +192,26 @@ def test_a_head_is_read_from_every_form_of_checkpoint(tmp_path: Path, name: str)
     assert found is not None
     for path, value in weights_of(found).items():
         assert mx.allclose(value, weights_of(head)[path], atol=1e-5).item(), path
+
+
+@pytest.mark.parametrize(
+    ("file", "prefix", "is_indexed"),
+    [
+        ("mtp.safetensors", "mtp.", True),
+        ("mtp.safetensors", "", False),
+        ("model-mtp.safetensors", "", False),
+        ("mtp/weights.safetensors", "language_model.mtp.", False),
+    ],
+)
+def test_a_head_is_read_from_a_file_that_others_put_next_to_a_model(
+    bare: Path, tmp_path: Path, file: str, prefix: str, is_indexed: bool
+) -> None:
+    folder = shutil.copytree(bare, tmp_path / "model")
+    head = weights_of(random_head(folder))
+    add_head(folder, head, prefix=prefix, file=file, is_indexed=is_indexed)
+    found = head_of(load_model(folder).network)
+    assert found is not None
+    assert all(mx.allclose(value, head[name]).item() for name, value in weights_of(found).items())
 
 
 def test_replies_are_those_without_a_head_alone_and_in_a_crowd(
@@ -214,6 +236,7 @@ FAMILIES: dict[str, tuple[Any, str]] = {
     "mimo": (mimo, "model.mtp_layers.0."),
     "nemotron_h": (nemotron, "mtp."),
     "qwen3_5_moe": (original, "mtp."),
+    "qwen3_next": (original, "mtp."),
 }
 
 
@@ -246,7 +269,7 @@ def test_a_head_is_read_from_the_folder_that_mlx_vlm_writes(
     splitters = pytest.importorskip("mlx_vlm.speculative.drafters.mtp_split")
     folder, (form, prefix) = (
         write(tmp_path / "model", architecture),
-        FAMILIES.get(architecture, (original, "mtp.")),
+        FAMILIES[architecture],
     )
     wanted = random_head(folder)
     named = form(weights_of(wanted))
@@ -317,6 +340,13 @@ def test_what_drafts_otherwise_is_refused_by_its_name(tmp_path: Path, kind: str)
         EngineError, match=rf"cannot draft for this model: what is called '{kind}' is not read here"
     ):
         load_model(folder, EngineOptions(draft_model=str(tmp_path)))
+
+
+def test_a_head_that_is_named_is_refused_with_a_limit_of_the_cache(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", "qwen3_next")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_mtp"}))
+    with pytest.raises(EngineError, match=r"is an MTP head, which cannot draft with --max-kv-size"):
+        load_model(folder, EngineOptions(draft_model=str(tmp_path), max_kv_size=64))
 
 
 def test_what_a_heads_caches_hold_after_drafts_is_what_the_text_makes(model: Path) -> None:
@@ -462,6 +492,8 @@ def broken(model: Path, kind: str) -> None:
             weights["fc.weight"] = weights["fc.weight"][:, :32]
         case "incomplete":
             del weights["layers.0.self_attn.q_proj.weight"]
+        case "of 8 bits as others have them":
+            weights["fc.weight_scale_inv"] = mx.ones((1, 1))
         case "no numbers":
             weights["norm.weight"] = weights["norm.weight"] * mx.nan
     add_head(model, weights)
@@ -473,6 +505,7 @@ def broken(model: Path, kind: str) -> None:
         ("absent", "No MTP head drafts for this model: it was trained with one"),
         ("of another shape", "The model's MTP head is not used: .*fc.weight"),
         ("incomplete", "The model's MTP head is not used: .*q_proj.weight"),
+        ("of 8 bits as others have them", "The model's MTP head is not used: .*fc.weight_scale_inv"),
         ("no numbers", "The model's MTP head is not used: its logits are not all numbers"),
     ],
 )
@@ -523,12 +556,20 @@ def test_weights_that_cannot_be_read_are_no_head(tmp_path: Path) -> None:
     assert own_head(nn.Module(), tmp_path).reason.startswith("The model's MTP head is not used: ")
 
 
-def test_no_head_is_loaded_where_no_drafts_are_wanted_or_the_text_drafts(model: Path) -> None:
-    for options in ({"draft_tokens": 0}, {"draft_from_text": True}):
-        with loaded_batch(model, **options) as batch:
-            assert head_of(batch.runtime.networks.model.network) is None
+def test_no_head_is_loaded_where_no_drafts_are_wanted_or_something_else_drafts(
+    model: Path, bare: Path
+) -> None:
+    loaded = load_model(model, EngineOptions(draft_tokens=0))
+    assert (head_of(loaded.network), loaded.drafts) == (None, "")
     network, _ = load_network(model)
     assert len(network.make_cache()) == len(network.layers)
+    for options in ({"draft_model": str(bare)}, {"draft_from_text": True}, {"max_kv_size": 64}):
+        loaded = load_model(model, EngineOptions(**options))
+        assert head_of(loaded.network) is None
+        option = next(iter(options)).replace("_", "-")
+        assert loaded.drafts == f"The model's MTP head is not used with --{option}."
+    with loaded_batch(bare, draft_model=str(bare)) as batch:
+        assert batch.runtime.abilities.drafts == ""
     shared = load_model(model, group=mx.distributed.init())
     assert head_of(shared.network) is None
     assert "several processes share the model" in shared.drafts

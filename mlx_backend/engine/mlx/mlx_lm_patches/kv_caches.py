@@ -12,7 +12,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, QuantizedKVCache
+from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
 
 from mlx_backend.engine.mlx.mlx_lm_patches.attention import DequantizedArray, Quantization
 
@@ -153,7 +153,12 @@ class GrowingKVCache(KVCache):  # type: ignore[misc]  # as above
 
     @classmethod
     def of(cls, layer: Any) -> Any:
-        """Return such a cache with the same contents, or the layer itself if it is not one of all tokens."""
+        """Return such a cache with the same contents, or the layer itself if it is not one of all tokens.
+
+        A layer of several caches gets such parts.
+        """
+        if isinstance(layer, CacheList):
+            return CacheList(*map(cls.of, layer.caches))
         if type(layer) is QuantizedKVCache:
             quantization = Quantization(layer.group_size, layer.bits)
             return cls(SharedArrays((*layer.keys, *layer.values), quantization), layer.offset)
