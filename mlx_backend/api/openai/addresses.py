@@ -7,8 +7,7 @@ from mlx_backend.api.openai import chat, completions, models, objects, tokenize
 from mlx_backend.api.openai.base import OPENAI
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.api.openai.completions import CompletionBody
-from mlx_backend.api.openai.embeddings import EmbeddingsBody
-from mlx_backend.api.openai.rerank import RerankBody
+from mlx_backend.api.openai.embeddings import EmbeddingsBody, RerankBody
 from mlx_backend.api.reading import ReadingCall
 
 
