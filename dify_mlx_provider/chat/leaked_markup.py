@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.dialects.calls.unwrapped import UNWRAPPED
+from mlx_backend.conversation.dialects.families.shared import WORDS
 from mlx_backend.conversation.dialects.open_call import OpenCall
-from mlx_backend.conversation.dialects.think import THINK, WORDS
+from mlx_backend.conversation.dialects.think import THINK
 from mlx_backend.conversation.events import (
     Channel,
     ContentDelta,

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.block_format import suffixed
-from mlx_backend.conversation.dialects.think import OPENERS
+from mlx_backend.conversation.dialects.families.shared import OPENERS
 from mlx_backend.conversation.events import Channel, ToolCall
 from mlx_backend.conversation.parser import ChannelParser, fold, parse_text
 from mlx_backend.conversation.quoting import (

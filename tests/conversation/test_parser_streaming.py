@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.conversation.dialects.families.shared import OPENERS
 from mlx_backend.conversation.dialects.harmony import HARMONY_TOKENS
 from mlx_backend.conversation.dialects.harmony.reader import MAX_STRIPPED
-from mlx_backend.conversation.dialects.think import OPENERS
 from mlx_backend.conversation.events import (
     Channel,
     ContentDelta,

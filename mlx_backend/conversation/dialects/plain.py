@@ -6,13 +6,14 @@ Where a request offers tools, its models are told of them in the general way, an
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mlx_backend.conversation.dialects.base import Continuation, Dialect, Piece
-from mlx_backend.conversation.dialects.block_format import BlockCalls, BlockFormat, CallSection
+from mlx_backend.conversation.dialects.block_format import BlockFormat, CallSection
 from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.families.control_tokens import INTERNLM_CALLS
+from mlx_backend.conversation.dialects.families.shared import family
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
@@ -40,23 +41,4 @@ def reader(*, tools: ToolSet, opens_in: Channel | None = None, special_tokens: M
     )
 
 
-def opens_in(prompt_tail: str) -> Channel | None:
-    """Return None: there are no channels."""
-    return None
-
-
-def continuation(
-    reasoning: str, content: str, *, opened: Channel | None = None, closes_reasoning: bool = False
-) -> Continuation:
-    """Write the begun answer. There is nowhere to write reasoning."""
-    return Continuation((Piece(content),) if content else (), opened)
-
-
-PLAIN = Dialect(
-    name="plain",
-    reader=reader,
-    continuation=continuation,
-    opens_in=opens_in,
-    calls=BlockCalls(_WITH_CALLS),
-    has_reasoning=False,
-)
+PLAIN = replace(family("plain", signs=(), form=_WITH_CALLS), reader=reader, markers=frozenset())

@@ -9,16 +9,31 @@ from mlx_backend.conversation.dialects.base import RESULT_TEXT, Dialect, History
 from mlx_backend.conversation.dialects.block_format import BlockCalls, CallSection
 from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
-from mlx_backend.conversation.dialects.think import OPENERS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mlx_backend.conversation.dialects.base import CallCodec, Sign, ToolPromptWriter
     from mlx_backend.conversation.dialects.block_format import BlockFormat
     from mlx_backend.conversation.dialects.calls.base import CallSyntax
 
 
-THINK_TAGS = {"<think>": "</think>"}
+OPENERS: Mapping[str, str] = {
+    **{
+        f"<{word}>": f"</{word}>"
+        for word in ("think", "thinking", "thought", "Thought", "reason", "reasoning")
+    },
+    "<seed:think>": "</seed:think>",
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+    "◁think▷": "◁/think▷",
+    "[THINK]": "[/THINK]",
+}
+"""Every way to open a block of reasoning, with the marker that closes it."""
 
+WORDS = frozenset(f"<{word}>" for word in ("thinking", "thought", "Thought", "reason", "reasoning"))
+"""Openers that people write, too."""
+
+THINK_TAGS = {"<think>": "</think>"}
 
 BY_TEMPLATE = HistoryPolicy()
 """The template decides which reasoning of answered turns stays."""
@@ -42,10 +57,12 @@ def family(
     history: HistoryPolicy = BY_TEMPLATE,
     result_text: str = RESULT_TEXT,
     tool_prompt: ToolPromptWriter | None = None,
+    leaks: RawMarkup | None = None,
 ) -> Dialect:
     """Make a family's dialect of its table.
 
-    `leaked_calls` open its calls, and are recognised where a server lets them through; so are blocks of its own.
+    `leaked_calls` open its calls, and are recognised where a server lets them through; so are blocks of its own. Or
+    `leaks` says what is.
     """
     own = {
         opener: closer for opener, closer in form.reasoning.items() if opener not in {*OPENERS, *form.words}
@@ -68,7 +85,8 @@ def family(
         history=history,
         result_text=result_text,
         tool_prompt=tool_prompt,
-        leaks=RawMarkup(
+        leaks=leaks
+        or RawMarkup(
             openers=(*own,), call_openers=leaked_calls, reasoning_closers=(*dict.fromkeys(own.values()),)
         ),
     )
