@@ -30,6 +30,12 @@ class TokenPositions:
     of_tokens: mx.array
     axes: mx.array | None = None
 
+    def __mlx_array__(self) -> mx.array:
+        """Return what makes positions of `mx.arange(tokens) + offset`, as networks that scale by position compute."""
+        if self.axes is not None:
+            raise TypeError("positions with rows and columns cannot be added to")
+        return self.of_tokens - mx.arange(self.of_tokens.size)
+
 
 class BySegment(list[Any]):
     """What each segment of a packed run has of its own, such as a mask. Networks only pass it on.
@@ -227,6 +233,8 @@ class PackedLayer:
             ]
         if isinstance(value, mx.array) and value.ndim in (2, 3) and value.shape[:2] == (1, self.num_tokens):
             return _split(value, self.shapes, 1)
+        if isinstance(value, mx.array) and value.shape == (self.num_tokens, 1):  # a scale of each, in all heads
+            return _split(value[None, None], self.shapes, 2)
         return [value] * len(self.shapes)
 
     def _view(self, at: int) -> Any:
