@@ -116,7 +116,8 @@ class EngineOptions:
     packing: bool = declare(
         True,
         switch(),
-        help="pack prompts and replies into one forward pass, with attention of our own",
+        help="pack prompts and replies into one forward pass, with attention of our own; without it replies are "
+        "decoded one after the other in each step, by mlx-lm's code alone",
         group="memory and speed",
         option="--no-packing",
     )

@@ -377,18 +377,17 @@ class MLXBatch:
             yield from self._deliver(decoder, generated)
 
     def _decoder_for(self, sequence: DecodingSequence) -> Decoder:
-        """Return the sequence's decoder: the one that runs its network, if it can be batched, or a new one."""
+        """Return the sequence's decoder: the one that runs its network, if it can be packed, or a new one."""
         decoders = [
             decoder
             for decoder in self._decoders_of(sequence.adapter)
             if not any(each.is_alone for each in decoder.sequences)
         ]
-        if decoders and self.runtime.abilities.can_batch and not sequence.is_alone:
+        if decoders and self.runtime.abilities.can_pack and not sequence.is_alone:
             return decoders[-1]
         return Decoder(
             self.runtime.networks.by_adapter[sequence.adapter],
             adapter=sequence.adapter,
-            can_pack=self.runtime.abilities.can_pack,
             packs_replies=self.runtime.abilities.packs_replies,
             max_merged_length=self.runtime.abilities.max_merged_length,
             drafting=Drafting(self.draft_pacer) if sequence.drafter is not None else None,

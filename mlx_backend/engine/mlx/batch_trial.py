@@ -1,12 +1,12 @@
 """Tries, when a network is loaded, whether several sequences in one run get the logits that each gets alone.
 
-mlx-lm's networks are made for one sequence. Whether one can also run a batch of unequal lengths, or a packed run
-(packed_forward.py), cannot be known from its caches: some raise, and some answer wrongly. Gemma 2 takes as many rows as
-it has key-value heads and spreads their masks over the heads. AFM's layers that reuse keys rotate a padded row's
-queries too far. So a few short texts are run alone, and then in every way in which sequences are run together: merged,
-joined later, left by others, extracted, and as many rows as there are key-value heads. Each step's logits are
-compared, row by row. It takes about forty runs of a few tokens. Where rows are wrong because of their padding, packed
-runs of caches that are not merged are tried last.
+mlx-lm's networks are made for one sequence. Whether one can also run several packed (packed_forward.py), and the
+replies among them as the rows of a batch, cannot be known from its caches: some raise, and some answer wrongly. Gemma 2
+takes as many rows as it has key-value heads and spreads their masks over the heads. So a few short texts are run alone,
+and then in every way in which sequences are run together: packed, merged, joined later, left by others, extracted, and
+as many rows as there are key-value heads. Each step's logits are compared, row by row. It takes about forty runs of a
+few tokens. Where merged rows are wrong because of their padding, packed runs of caches that are not merged are tried
+last; where these are, too, replies are decoded one after the other.
 
 What a network does may change with a text's length: a window is full, there are more blocks than are attended, another
 scale begins. MiniMax M3 counts its blocks from the start of the padding, and is wrong as soon as one is left out. Texts
@@ -126,16 +126,17 @@ class _Reference:
 
 
 class BatchTrial:
-    """Tries one network. `make_caches` makes empty caches; rows keep their own where these cannot be merged."""
+    """Tries one network. `make_caches` makes empty caches."""
 
     def __init__(self, network: Any, make_caches: Callable[[], LayerCaches]) -> None:
         # The largest of all rows that were compared, each with the text that suits it best.
         self.difference = 0.0
         # Whether in packed runs recurrent layers run for each sequence by itself.
         self.repeats_recurrence = False
+        # Whether rows' caches are merged; if not, each keeps its own.
+        self.merges = True
         self._network = network
         self._make_caches = make_caches
-        self.merges = all(map(can_merge, make_caches()))
         self._max_difference = MAX_DIFFERENCE[coarsest_dtype(network)]
         self._references: list[list[_Reference]] = []  # of each attempt
         # Of each row of the last attempt: sequences at once, and by how much it is off.
@@ -144,8 +145,8 @@ class BatchTrial:
     def try_packing(self, *, packs_replies: bool = True, many_tokens: bool = False) -> None:
         """Patch the network and try packed runs, with `many_tokens` also of long prompts. Raises BatchTrialError.
 
-        Without `packs_replies` replies by themselves are rows of a batch. It is tried again as long as modules are
-        found that have to run segment by segment.
+        Without `packs_replies` replies by themselves are rows of a batch, as mlx-lm runs them. It is tried again as
+        long as modules are found that have to run segment by segment.
         """
         packing = patch_for_packing(self._network)
         step = self._step_packed if packs_replies else self._step_rows
@@ -162,10 +163,6 @@ class BatchTrial:
                 packing.settle(self._network)
                 self.repeats_recurrence = packing.repeats_recurrence
                 return
-
-    def try_batching(self) -> None:
-        """Try batches as mlx-lm runs them: a row for each sequence. Raises BatchTrialError."""
-        self._try(lambda alone: self._run_together(alone, self._step_rows))
 
     def try_rewinding(self) -> None:
         """Try taking tokens back and running others in their place. Raises BatchTrialError."""
@@ -321,16 +318,15 @@ class BatchTrial:
 class Abilities:
     """What a model's networks can do, as far as their caches and trials tell.
 
-    `can_rewind` says whether the caches can take back all tokens of a step but the first, and `can_pack` whether
-    prompts and replies can run together without padding (packed_forward.py); with `packs_replies` replies are run so
-    without prompts, too. Caches are merged up to `max_merged_length` (BatchCaches). `unbatched` says why replies cannot
-    be decoded together; it is empty if they can. `can_draft` says whether replies can get drafts, `drafts` for people
+    `can_rewind` says whether the caches can take back all tokens of a step but the first. `unbatched` says why prompts
+    and replies cannot run together without padding (packed_forward.py), but only one after the other; it is empty if
+    they can. With `packs_replies` replies are run so without prompts, too. Caches are merged up to `max_merged_length`
+    (BatchCaches). `can_draft` says whether replies can get drafts, `drafts` for people
     what a model's MTP head does or why there is none, and `can_pack_drafts` whether the draft model drafts for several
     at once. With `replays_drafts` the right tokens before a wrong draft have to run again (rewinding.py).
     """
 
     can_rewind: bool
-    can_pack: bool
     packs_replies: bool
     max_merged_length: int | None
     unbatched: str
@@ -340,8 +336,8 @@ class Abilities:
     replays_drafts: bool
 
     @property
-    def can_batch(self) -> bool:
-        """Whether replies can be decoded together."""
+    def can_pack(self) -> bool:
+        """Whether prompts and replies can run together."""
         return not self.unbatched
 
 
@@ -359,75 +355,74 @@ def try_networks(networks: Networks, ranks: MLXRanks | None) -> Abilities:
         if not is_pipeline
     ]
     always_packs = prepares_for_lengths() or ranks is not None  # ranks might find different ways right
-    can_pack, packs_replies, unbatched = _try_together(trials, layers, networks.options, always_packs)
+    unbatched = _packing_refusal(layers, networks.options, is_pipeline=is_pipeline)
+    merges = packs_replies = False
+    if not unbatched:
+        merges, packs_replies, unbatched = _try_packing(
+            trials, can_merge=all(map(can_merge, layers)), always_packs=always_packs
+        )
     can_draft, problem = _try_drafts(trials, layers, networks)
     drafts = networks.model.drafts
     if head_of(networks.model.network) is not None:
         drafts = problem or DRAFTING
     if ranks is not None:
-        everyone = ranks.all_gather([can_pack, unbatched, can_draft])
-        unbatched = next((reason for _, reason, _ in everyone if reason), "")
-        can_pack = all(each for each, _, _ in everyone) and not unbatched
-        can_draft = all(each for _, _, each in everyone)
+        everyone = ranks.all_gather([unbatched, can_draft])
+        unbatched = next((reason for reason, _ in everyone if reason), "")
+        can_draft = all(each for _, each in everyone)
     return Abilities(
         can_rewind=all(map(can_rewind, layers)),
-        can_pack=can_pack,
-        packs_replies=packs_replies and can_pack,
-        max_merged_length=_max_merged_length(trials, layers, can_pack=can_pack),
+        packs_replies=packs_replies,
+        max_merged_length=_max_merged_length(trials, layers) if merges else 0,
         unbatched=unbatched,
         can_draft=can_draft,
         drafts=drafts,
-        can_pack_drafts=can_pack and _can_pack_drafts(networks.draft),
+        can_pack_drafts=not unbatched and _can_pack_drafts(networks.draft),
         replays_drafts=has_to_replay(layers),
     )
 
 
-def _max_merged_length(trials: Sequence[BatchTrial], layers: LayerCaches, *, can_pack: bool) -> int | None:
-    if not (all(map(can_merge, layers)) and all(trial.merges for trial in trials)):
-        return 0
-    if not can_pack or any(trial.repeats_recurrence for trial in trials):
-        return None  # on caches of their own they would run one by one, or the weights of such layers be read for each
+def _max_merged_length(trials: Sequence[BatchTrial], layers: LayerCaches) -> int | None:
+    if any(trial.repeats_recurrence for trial in trials):
+        return None  # on caches of their own the weights of such layers would be read for each
     return None if all(isinstance(layer, ArraysCache) for layer in layers) else MAX_MERGED_LENGTH
 
 
-def _try_together(
-    trials: Sequence[BatchTrial], layers: LayerCaches, options: EngineOptions, always_packs: bool
+def _packing_refusal(layers: LayerCaches, options: EngineOptions, *, is_pipeline: bool) -> str:
+    """Return why packed runs need not be tried; "" if they are to be."""
+    if not options.packing:
+        return "--no-packing was given"
+    if is_pipeline:
+        return "its layers are divided among the processes"
+    if others := sorted({kind_of(layer) for layer in layers if not can_take_back(layer)}):
+        reason = " (it has them because of --max-kv-size)" if options.max_kv_size is not None else ""
+        return f"its {', '.join(others)} cannot be packed{reason}"
+    return ""
+
+
+def _try_packing(
+    trials: Sequence[BatchTrial], *, can_merge: bool, always_packs: bool
 ) -> tuple[bool, bool, str]:
-    """Try packed runs and batches; return what `Abilities` has as `can_pack`, `packs_replies` and `unbatched`."""
-    unmerged = sorted({kind_of(layer) for layer in layers if not can_merge(layer)})
-    can_try_packing = bool(trials) and options.packing and all(map(can_take_back, layers))
+    """Return whether to merge caches, whether to pack replies by themselves too, and why both are wrong, if they are.
 
-    def packing_problem(*, packs_replies: bool) -> str:
-        problem = _problem(
-            trials,
-            lambda trial: trial.try_packing(packs_replies=packs_replies, many_tokens=prepares_for_lengths()),
-        )
-        if problem:
-            log.debug("Prompts and replies cannot be packed: %s.", problem)
-        return problem
-
-    for packs_replies in (True,) if always_packs or unmerged else (False, True):
-        if can_try_packing and not packing_problem(packs_replies=packs_replies):
-            return True, packs_replies, ""
-    if unmerged:
-        given = {"--kv-bits": options.kv_bits, "--max-kv-size": options.max_kv_size}
-        option = next((name for name, value in given.items() if value is not None), None)
-        reason = "" if option is None else f" (it has them because of {option})"
-        return False, False, f"its {', '.join(unmerged)} cannot be merged{reason}"
-    if not (problem := _problem(trials, BatchTrial.try_batching)):
-        return False, False, ""
-    for trial in trials:  # what is wrong may be the padding
-        trial.merges = False
-    if can_try_packing and not packing_problem(packs_replies=True):
-        return True, True, ""
+    Rows of a batch are tried first, and caches that are not merged, whose replies are always packed, last.
+    """
+    problem = ""
+    for merges, packs_replies in ((True, False), (True, True), (False, True)):
+        if (merges and not can_merge) or (always_packs and not packs_replies):
+            continue
+        problem = _problem(trials, merges=merges, packs_replies=packs_replies)
+        if not problem:
+            return merges, packs_replies, ""
+        log.debug("Prompts and replies cannot be packed: %s.", problem)
     return False, False, problem
 
 
-def _problem(trials: Sequence[BatchTrial], attempt: Callable[[BatchTrial], None]) -> str:
+def _problem(trials: Sequence[BatchTrial], *, merges: bool, packs_replies: bool) -> str:
     """Return what goes wrong with any of the networks; "" if nothing does."""
     try:
         for trial in trials:
-            attempt(trial)
+            trial.merges = merges
+            trial.try_packing(packs_replies=packs_replies, many_tokens=prepares_for_lengths())
     except BatchTrialError as error:
         return str(error)
     return ""

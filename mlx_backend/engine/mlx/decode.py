@@ -9,8 +9,7 @@ by itself where the network cannot be run packed (packed_forward.py), and sample
 With drafters (drafting.py), a few sequences are decoded several tokens at a time, on caches of their own: the drafts of
 all are run through the model in one packed run and compared with what the model samples after each of them, and each
 sequence's caches are rewound to where the two part (rewinding.py). A sampled token depends on nothing but text, seed
-and position, so drafts never change a reply. Where the network cannot be run packed, only a sequence that is alone gets
-drafts.
+and position, so drafts never change a reply.
 
 A constraint has to see a token before it can mask the next one. So a constrained sequence is sampled for only when
 the token before is known, unless its constraint has promised not to mask the next tokens. After drafts it is sampled
@@ -40,7 +39,6 @@ from mlx_backend.engine.mlx.packed_forward import (
     Segment,
     run_packed,
     run_rows,
-    shift_of,
     token_ids,
 )
 from mlx_backend.engine.mlx.sampling import sample
@@ -59,9 +57,9 @@ if TYPE_CHECKING:
 class Decoder:
     """The sequences of one network, that of `adapter`.
 
-    `can_pack` says whether the network can be run packed, `packs_replies` whether replies are that could run as the
-    rows of a batch; their caches are merged up to `max_merged_length` (BatchCaches). `agree` replaces sampled tokens by
-    those that all processes that share the model use.
+    A network that cannot be run packed has a decoder for each. `packs_replies` says whether replies are packed that
+    could run as the rows of a batch; their caches are merged up to `max_merged_length` (BatchCaches). `agree` replaces
+    sampled tokens by those that all processes that share the model use.
     """
 
     def __init__(
@@ -69,7 +67,6 @@ class Decoder:
         network: Any,
         *,
         adapter: str = "",
-        can_pack: bool = False,
         packs_replies: bool = False,
         max_merged_length: int | None = None,
         drafting: Drafting | None = None,
@@ -78,14 +75,13 @@ class Decoder:
         self.sequences: list[DecodingSequence] = []  # in the order of the rows of `_caches`
         self.adapter = adapter
         self._network = network
-        self._can_pack = can_pack
         self._packs_replies = packs_replies
         self._max_merged_length = max_merged_length
         self._drafting = drafting
         self._agree = agree
         self._caches = BatchCaches(max_merged_length=max_merged_length)
         self._next: mx.array | None = None  # the token sampled last for each sequence, being computed
-        self._was_drafting = False  # in the last step that could: rows have caches of their own then
+        self._was_drafting = False  # in the last step without prompts: rows have caches of their own then
         self._ran: Sequence[DecodingSequence] = ()  # in the last step; none, if prompts ran with them
         self._tried: Sequence[DecodingSequence] = ()
         """The sequences for which a token was last waited for, so that a step of just these is known to go well."""
@@ -125,12 +121,10 @@ class Decoder:
         A sequence that ends stays until it is removed. After a ForwardError in a step with `prefilled` all sequences
         are as they were.
         """
-        can_draft = len(self.sequences) == 1 or self._can_pack
-        self._was_drafting &= can_draft
         if not prefilled:
             if all(sequence.num_sampled == sequence.request.max_tokens for sequence in self.sequences):
                 return self.emit_sampled()
-            if self._drafting is not None and can_draft:
+            if self._drafting is not None:
                 return self._advance_with_drafts(self._drafting)
         if self._drafting is not None:
             self._drafting.forget_last_step()
@@ -161,9 +155,7 @@ class Decoder:
         self._caches.add([each.layers for each in prefilled])
 
     def _advance(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
-        if not self._was_drafting:
-            if len(self.sequences) > 1:
-                replay(self._network, self._caches, self.sequences)
+        if not self._was_drafting and not any(sequence.num_to_replay for sequence in self.sequences):
             self._caches.merge(cache_lengths(self.sequences))
         fed, sequences = self._next, self.sequences
         pending = [sequence.has_pending_token for sequence in sequences]
@@ -329,7 +321,7 @@ class Decoder:
             rows.append(DraftedRow(sequence, token, own, number, ends=sequence.key in ended))
             number += 1 + len(own)
         segments = [row.segment(self._caches, at) for at, row in enumerate(rows)]
-        singly = self._can_pack and prepares_for_lengths()
+        singly = self._packs_replies and prepares_for_lengths()
         logits = run_packed(self._network, segments, single_queries=singly)
         if any(row.is_masked for row in rows):
             evaluate_async(logits)  # the network runs while masks are made
@@ -355,17 +347,3 @@ class Decoder:
             start += row.num_run
         self._next, self._ran = token_ids([following])[0], self.sequences
         return generated
-
-
-def replay(network: Any, caches: BatchCaches, sequences: Sequence[DecodingSequence]) -> None:
-    """Run the tokens that were taken back, so that the caches again hold all but the token sampled last.
-
-    They have to run before other replies join this one, and elsewhere run with its next token.
-    """
-    for row, sequence in enumerate(sequences):
-        if not sequence.num_to_replay:
-            continue
-        shift = shift_of([sequence.images.shift])
-        segment = Segment(mx.array([sequence.to_replay]), caches.extract(row), shift=shift)
-        run_packed(network, [segment], restore=False)
-        sequence.num_to_replay = 0

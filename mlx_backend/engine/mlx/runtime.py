@@ -355,7 +355,7 @@ def _cache_budget(
     waiting = PreparedImages() if vision is None else vision.processor.waiting
     waiting.room = lambda: reservation.max_room
     max_padded, merged = 0, abilities.max_merged_length
-    if abilities.can_batch and merged != 0:
+    if abilities.can_pack and merged != 0:
         # What gets longer than can be merged is separated before the next step.
         max_padded = MAX_TOKENS if merged is None else merged + 1
     return KVCacheBudget(

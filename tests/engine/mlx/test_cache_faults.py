@@ -119,15 +119,14 @@ class Case:
         assert batch.runtime.cache_budget.used == 0
 
 
-@pytest.fixture(scope="module", params=["windowed", "rows", "drafts", "lfm2", "falcon_h1"])
+@pytest.fixture(scope="module", params=["windowed", "drafts", "lfm2", "falcon_h1"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    """Sliding windows, packed and not; drafts; states next to attention; both in one layer's list of caches."""
+    """Sliding windows; drafts; states next to attention; both in one layer's list of caches."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("mlx_backend.engine.mlx.batch_trial.MAX_MERGED_LENGTH", LONG)
         model, options = _model(tmp_path_factory.mktemp("model"), request.param)
         with loaded_batch(model, cache_bytes=CACHE_BYTES, **options) as batch:
-            assert batch.runtime.abilities.can_batch
-            assert batch.runtime.abilities.can_pack == (request.param != "rows")
+            assert batch.runtime.abilities.can_pack
             asked = _requests()
             case = Case(batch, asked, [generate(batch, [each])[0] for each in asked], Counter())
             with pytest.MonkeyPatch.context() as counting:
@@ -139,8 +138,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def _model(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
     match name:
-        case "windowed" | "rows":
-            return write_model(folder, eos_token_id=[]), {"packing": name == "windowed"}
+        case "windowed":
+            return write_model(folder, eos_token_id=[]), {}
         case "drafts":
             return write_qwen(folder), {"draft_from_text": True, "draft_tokens": 4}
     return architectures.write(folder, name), {}

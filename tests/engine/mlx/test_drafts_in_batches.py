@@ -59,8 +59,8 @@ def test_a_reply_is_the_same_in_crowds_of_every_size(tmp_path: Path, architectur
         assert tokens(staggered) == expected
 
 
-def test_a_network_that_cannot_be_run_packed_gets_drafts_for_a_reply_alone(tmp_path: Path) -> None:
-    model = write(tmp_path / "model", "ministral3")
+def test_a_network_that_cannot_be_run_packed_gets_drafts_for_each_reply_by_itself(tmp_path: Path) -> None:
+    model = write(tmp_path / "model", "gpt2")
     asked = requests(3)
     with loaded_batch(model) as plain:
         expected = tokens(alone(plain, asked))
@@ -71,6 +71,7 @@ def test_a_network_that_cannot_be_run_packed_gets_drafts_for_a_reply_alone(tmp_p
     assert only.tokens == expected[0]
     assert sum(accepted([only])) > 0
     assert tokens(together) == expected
+    assert min(accepted(together)) > 0
 
 
 def test_right_drafts_of_several_replies_save_steps(windowed: Path) -> None:
@@ -309,9 +310,9 @@ def test_only_the_time_between_two_steps_of_the_same_replies_is_measured(tmp_pat
             super().record(step, seconds)
 
     model = write_qwen(tmp_path / "qwen")
-    with loaded_batch(model, draft_from_text=True, packing=False) as batch:
+    with loaded_batch(model, draft_from_text=True) as batch:
         batch.draft_pacer = Recording(4, lambda: float(batch.steps))
         first, second = (replace(each, sampling=Sampling()) for each in requests(2))
         generate(batch, [first, replace(second, max_tokens=6)], arrivals={1: 4})
     assert len(times) > 2
-    assert set(times) == {(1, 1.0)}, "while there are two, which cannot get drafts, nothing is"
+    assert set(times) == {(1, 1.0), (2, 1.0)}

@@ -13,10 +13,11 @@ from engine_models import WrappedNetwork, write_adapter, write_mamba, write_qwen
 
 from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, Sampling
-from mlx_backend.engine.mlx import batch_trial, decode, rewinding
+from mlx_backend.engine.mlx import batch_trial, rewinding
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError
+from mlx_backend.engine.mlx.decode import Decoder
 from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES
 from mlx_backend.engine.mlx.drafting import MAX_REPLAY
 from mlx_backend.engine.mlx.loading import load_model
@@ -130,15 +131,15 @@ def test_what_was_right_before_a_wrong_draft_runs_again_with_the_next_token_and_
 
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens had to run again whenever sequences joined others."""
+    """How many tokens had to run again in each step without drafts."""
     counts: list[int] = []
-    original = decode.replay
+    original = Decoder._forward
 
-    def replay(network: Any, caches: Any, sequences: Any) -> None:
+    def forward(self: Decoder, sequences: Any, prefilled: Any) -> mx.array:
         counts.extend(sequence.num_to_replay for sequence in sequences)
-        original(network, caches, sequences)
+        return original(self, sequences, prefilled)
 
-    monkeypatch.setattr(decode, "replay", replay)
+    monkeypatch.setattr(Decoder, "_forward", forward)
     return counts
 
 
@@ -234,28 +235,6 @@ def test_a_verification_that_fails_leaves_everything_as_it_was(
         monkeypatch.setitem(networks, "", Fails(networks[""], at))
         assert tokens(generate(drafting, [asked])) == [expected]
     assert caplog.text.count("replies go on without drafts") == 1
-
-
-def test_where_the_run_before_others_join_fails_each_is_decoded_alone(
-    model: Path, half_right: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    asked = requests(2)
-    with loaded_batch(model) as plain:
-        expected = tokens(alone(plain, asked))
-    original, failed = decode.replay, list[bool]()
-
-    def replay(network: Any, caches: Any, sequences: Any) -> None:
-        if sequences and sequences[0].num_to_replay and not failed:
-            failed.append(True)
-            network = Fails(network, -1)
-        original(network, caches, sequences)
-
-    monkeypatch.setattr(decode, "replay", replay)
-    with loaded_batch(model, draft_model=str(half_right), draft_tokens=3, packing=False) as drafting:
-        for step in range(2, 9):
-            assert tokens(generate(drafting, asked, arrivals={1: step})) == expected
-    assert failed
-    assert caplog.text.count("were lost in decoding") == 1
 
 
 def test_an_adapter_has_drafts_too(tmp_path: Path, model: Path, half_right: Path) -> None:

@@ -131,21 +131,18 @@ class OneRow(WrappedNetwork):
         return logits
 
 
-@pytest.mark.parametrize("packing", [True, False], ids=["packed", "rows"])
 @pytest.mark.parametrize("refuses", ["merge", "extend", "run"])
 def test_caches_that_do_not_fit_each_other_fail_nobody(
     model: Path,
     refuses: str,
-    packing: bool,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Two of four come when the others are being decoded."""
     asked = [request([20 + at] * (1 + 4 * at), count=50 + 5 * at) for at in range(4)]
-    with loaded_batch(model, packing=packing) as batch:
+    with loaded_batch(model) as batch:
         expected = alone(batch, asked)
-        assert batch.runtime.abilities.can_batch
-        assert batch.runtime.abilities.can_pack == packing
+        assert batch.runtime.abilities.can_pack
         if refuses == "run":
             batch.runtime.networks.by_adapter[""] = OneRow(batch.runtime.networks.by_adapter[""])
         else:
@@ -165,14 +162,12 @@ def _refuse_in_the_second_layer(monkeypatch: pytest.MonkeyPatch, refuses: str) -
     monkeypatch.setattr(MergedKVCache, refuses, staticmethod(refused) if refuses == "merge" else refused)
 
 
-@pytest.mark.parametrize("packing", [True, False], ids=["packed", "rows"])
 @pytest.mark.parametrize("refuses", ["filter", "extract"])
 @pytest.mark.parametrize("leaves", ["at its end", "cancelled"])
 def test_caches_that_cannot_be_taken_apart_fail_nobody_when_one_leaves(
     model: Path,
     refuses: str,
     leaves: str,
-    packing: bool,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -180,10 +175,10 @@ def test_caches_that_cannot_be_taken_apart_fail_nobody_when_one_leaves(
     asked = [request([20 + at] * (1 + 4 * at), count=30 + 20 * at) for at in range(3)]
     asked.append(request([30] * 3, count=90))
     _refuse_in_the_second_layer(monkeypatch, refuses)
-    monkeypatch.setattr(BatchTrial, "try_packing" if packing else "try_batching", _succeed)
-    with loaded_batch(model, packing=packing) as batch:
+    monkeypatch.setattr(BatchTrial, "try_packing", _succeed)
+    with loaded_batch(model) as batch:
         expected = alone(batch, asked)
-        assert batch.runtime.abilities.can_batch
+        assert batch.runtime.abilities.can_pack
         is_cancelled = leaves == "cancelled"
         first, *others = generate(
             batch,
@@ -258,14 +253,13 @@ class FailsAtLength(WrappedNetwork):
         return logits
 
 
-@pytest.mark.parametrize("packing", [True, False], ids=["packed", "rows"])
 @pytest.mark.parametrize("again", [False, True], ids=["once", "again"])
 def test_a_reply_that_cannot_be_run_from_some_length_on_fails_at_most_alone(
-    model: Path, packing: bool, again: bool, caplog: pytest.LogCaptureFixture
+    model: Path, again: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A step of the three has gone well before. The caches are lost, the prompts are prefilled and decoded alone."""
     asked = [request([20 + at] * length, count=60) for at, length in enumerate((3, 20, 9))]
-    with loaded_batch(model, packing=packing) as batch:
+    with loaded_batch(model) as batch:
         expected = [generate(batch, [each])[0].tokens for each in asked]
         networks = batch.runtime.networks.by_adapter
         networks[""] = FailsAtLength(
@@ -296,14 +290,13 @@ class NotTwo(WrappedNetwork):
         return logits
 
 
-@pytest.mark.parametrize("packing", [True, False], ids=["packed", "rows"])
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_device_that_fails_in_the_first_step_of_several_replies_together_fails_nobody(
-    model: Path, count: int, packing: bool, caplog: pytest.LogCaptureFixture
+    model: Path, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of three, one leaves."""
     asked = [request([20 + at] * 9, count=12 + 9 * at) for at in range(count)]
-    with loaded_batch(model, packing=packing) as batch:
+    with loaded_batch(model) as batch:
         expected = [generate(batch, [each])[0].tokens for each in asked]
         networks = batch.runtime.networks.by_adapter
         networks[""] = NotTwo(networks[""])

@@ -233,7 +233,8 @@ class PackedLayer:
             ]
         if isinstance(value, mx.array) and value.ndim in (2, 3) and value.shape[:2] == (1, self.num_tokens):
             return _split(value, self.shapes, 1)
-        if isinstance(value, mx.array) and value.shape == (self.num_tokens, 1):  # a scale of each, in all heads
+        # A scale of each token, the same in all heads.
+        if isinstance(value, mx.array) and value.shape == (self.num_tokens, 1):
             return _split(value[None, None], self.shapes, 2)
         return [value] * len(self.shapes)
 

@@ -69,7 +69,7 @@ class SplitBatch:
             set_waker=set_waker,
             image_processor=found.image_processor,
             image_support=found.image_support,
-            unbatched=info.unbatched or PICTURES_ONE_AT_A_TIME,
+            unbatched="; ".join(filter(None, (info.unbatched, PICTURES_ONE_AT_A_TIME))),
             has_to_wait=self._has_to_wait,
         )
 

@@ -354,7 +354,7 @@ def test_options_that_it_lacks_leave_the_model_without_images(
         assert "mlx-vlm's network, which can be shown images, does not support --max-kv-size" in caplog.text
 
 
-def test_a_model_whose_pictures_cannot_be_prepared_answers_text_in_the_batch(
+def test_a_model_whose_pictures_cannot_be_prepared_answers_text(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = WRITERS["qwen3_vl"](tmp_path)
@@ -363,6 +363,6 @@ def test_a_model_whose_pictures_cannot_be_prepared_answers_text_in_the_batch(
     )
     with load_engine(tmp_path, packing=False) as engine:
         assert engine.image_support is ImageSupport.NOT_HERE
-        assert not engine.status().unbatched
+        assert engine.status().unbatched == "--no-packing was given"
         assert Seeing(model, engine).reply(GenerationRequest(prompt=LONG, max_tokens=3))
     assert "answers text only" in caplog.text
