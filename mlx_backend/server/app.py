@@ -173,7 +173,7 @@ class App:
             else:
                 address, arguments = self._match(request, urls)
                 route = self._routes[address]
-                handler = _handler_for(request, route)
+                handler = route.handler.chosen(request)
                 api = handler.api
                 self._check_access(request, route, client)
                 if request.method == "POST":
@@ -267,11 +267,6 @@ def _url_map(addresses: tuple[tuple[str, str], ...]) -> Map:
         for method, path in addresses
     ]
     return Map(rules, strict_slashes=False, merge_slashes=False)
-
-
-def _handler_for(request: Request, route: Route) -> Handler:
-    handler = route.handler
-    return handler.chosen(request) if isinstance(handler, HeaderHandler | SocketHandler) else handler
 
 
 def _api_of(request: Request) -> Api:

@@ -94,6 +94,10 @@ class Handler(ABC):
     """Most clients expect this one's errors, at an address that belongs to none, too."""
     operation: Operation
 
+    def chosen(self, _request: Request) -> Handler:
+        """Return what answers a request: this itself."""
+        return self
+
     @abstractmethod
     def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
         """Answer a request; raise whatever goes wrong. `arguments` are the variable parts of the address."""

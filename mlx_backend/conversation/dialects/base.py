@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.events import (
     Channel,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from mlx_backend.conversation.events import EndedBy, Event
     from mlx_backend.conversation.scanner import MarkerSet
-    from mlx_backend.conversation.tools import ToolSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,34 +143,6 @@ class Reader(ABC):
         if text and self.delta is not None:
             self.before_last, self.last = self.last, text
             self.events.append(self.delta(text))
-
-
-class ReaderFactory(Protocol):
-    """Makes the reader of one turn."""
-
-    def __call__(
-        self, *, tools: ToolSet, opens_in: Channel | None, special_tokens: Mapping[int, str]
-    ) -> Reader:
-        """Make a reader; the arguments are ChannelParser's."""
-        ...
-
-
-class ContinuationWriter(Protocol):
-    """Writes the beginning of an answer; `opened` is the channel the generation prompt has already opened.
-
-    `closes_reasoning` says whether reasoning without an answer is over.
-    """
-
-    def __call__(
-        self,
-        reasoning: str,
-        content: str,
-        *,
-        opened: Channel | None = None,
-        closes_reasoning: bool = False,
-    ) -> Continuation:
-        """Write it."""
-        ...
 
 
 class CallCodec(ABC):
@@ -309,10 +280,14 @@ class Dialect:
     """Other names that people know its models by."""
     signs: tuple[Sign, ...] = ()
     """By which a model is recognised as one of it (`recognition`)."""
-    reader: ReaderFactory
-    """Makes what reads its output."""
-    continuation: ContinuationWriter
-    """Writes the beginning of an answer that the model is to go on with."""
+    reader: Callable[..., Reader]
+    """Makes what reads one turn, of `tools`, `opens_in` and `special_tokens`, which are ChannelParser's."""
+    continuation: Callable[..., Continuation]
+    """Writes the beginning of an answer that the model is to go on with, of its reasoning and its content.
+
+    `opened` is the channel that the generation prompt has opened; `closes_reasoning` says whether reasoning without an
+    answer is over.
+    """
     opens_in: Callable[[str], Channel | None]
     """From the end of a rendered prompt: the channel on which the model will be writing at once, if any."""
     tokens: Mapping[int, str] = field(default_factory=dict)
