@@ -38,8 +38,8 @@ from mlx_backend.constraints.compiler import Rule
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.lark import ANY_TEXT, Lark, Marked, is_mark, literal, pattern, without
 from mlx_backend.conversation.argument_values import resolve, types_of
+from mlx_backend.conversation.dialects.block_format import BlockCalls
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
-from mlx_backend.conversation.dialects.calls.base import SyntaxCodec
 from mlx_backend.conversation.dialects.calls.elements import ITEM, NAMESPACE, RESERVED_NAMES, ElementCalls
 from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
@@ -85,7 +85,7 @@ class CallGrammar:
 
     def __init__(self, codec: CallCodec, vocabulary: Vocabulary, rules: Rules) -> None:
         body = _body_of(codec)
-        if body is None or not isinstance(codec, SyntaxCodec):
+        if body is None or not isinstance(codec, BlockCalls):
             raise _unknown_format()
         make, self._syntax = body
         self._rules = rules
@@ -126,7 +126,7 @@ def can_enforce(codec: CallCodec | None) -> bool:
 
 
 def _body_of(codec: CallCodec) -> tuple[type[CallBody], CallSyntax] | None:
-    syntax = codec.syntax if isinstance(codec, SyntaxCodec) else None
+    syntax = codec.syntax if isinstance(codec, BlockCalls) else None
     syntax = syntax.own if isinstance(syntax, AnySyntax) else syntax
     for kinds, body in _BODIES.items():
         if syntax is not None and isinstance(syntax, kinds):
@@ -143,7 +143,7 @@ class CallBody(ABC):
 
     layout = "\n"
 
-    def __init__(self, codec: SyntaxCodec, syntax: CallSyntax, marked: Marked) -> None:
+    def __init__(self, codec: BlockCalls, syntax: CallSyntax, marked: Marked) -> None:
         self.codec, self.syntax, self.marked = codec, syntax, marked
         self.around = marked.text(codec.around[0]), marked.text(codec.around[1])
         if syntax.in_list:

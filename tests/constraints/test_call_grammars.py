@@ -16,7 +16,7 @@ from constraint_replies import choices
 
 from mlx_backend.constraints import GrammarError, Grammars, Spec, can_require_calls
 from mlx_backend.conversation.dialects import DIALECTS
-from mlx_backend.conversation.dialects.calls.base import SyntaxCodec
+from mlx_backend.conversation.dialects.block_format import BlockCalls
 from mlx_backend.conversation.dialects.calls.elements import NAMESPACE
 from mlx_backend.conversation.events import Channel, Message
 from mlx_backend.conversation.parser import ChannelParser, fold
@@ -156,7 +156,7 @@ def grammars_of(name: str, *, has_tokens: bool = True) -> tuple[ByteTokenizer, G
 def hints_of(name: str) -> list[bytes]:
     """Return what the family writes between values, first what closes one, and markup that must not end one."""
     codec = DIALECTS[name].calls
-    assert isinstance(codec, SyntaxCodec)
+    assert isinstance(codec, BlockCalls)
     written = "".join(piece.text for piece in codec.encode("plot", {"label": "\0", "note": "\1"}))
     closer = written.partition("\0")[2].partition("note")[0]
     closer = NAMESPACE if closer.startswith(NAMESPACE) else closer[: closer.find(">") + 1] or closer
@@ -296,7 +296,7 @@ def write(tokenizer: ByteTokenizer, spec: Spec, text: str, opens_in: Channel | N
 def test_several_calls_as_the_family_writes_them_unless_only_one_is_wanted(name: str) -> None:
     tokenizer, grammars = grammars_of(name)
     codec = DIALECTS[name].calls
-    assert isinstance(codec, SyntaxCodec)
+    assert isinstance(codec, BlockCalls)
     texts = [
         "".join(piece.text for piece in codec.encode(*call))
         for call in (("get_weather", {"city": "Paris", "unit": "C"}), ("look", {}))

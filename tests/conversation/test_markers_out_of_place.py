@@ -14,7 +14,7 @@ import pytest
 from conversation_cases import OFFERED, PLAIN_TOKEN, cut
 
 from mlx_backend.conversation.dialects import DIALECTS, Dialect
-from mlx_backend.conversation.dialects.calls.base import SyntaxCodec
+from mlx_backend.conversation.dialects.block_format import BlockCalls
 from mlx_backend.conversation.events import Channel, Event, Message
 from mlx_backend.conversation.parser import ChannelParser, fold
 
@@ -25,7 +25,7 @@ REASONING = [dialect for dialect in DIALECTS.values() if dialect.blocks]
 WITH_CALLS = [
     dialect
     for dialect in DIALECTS.values()
-    if isinstance(dialect.calls, SyntaxCodec)
+    if isinstance(dialect.calls, BlockCalls)
     and "```" not in dialect.calls.markers  # a fence is Markdown, too
 ]
 # Parts of a marker that are control tokens, where the whole of it is none.
@@ -134,7 +134,7 @@ def test_the_marker_of_another_family_is_text(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize("dialect", WITH_CALLS, ids=lambda dialect: dialect.name)
 def test_what_closes_a_call_is_dropped_where_it_comes_again(dialect: Dialect) -> None:
-    assert isinstance(dialect.calls, SyntaxCodec)
+    assert isinstance(dialect.calls, BlockCalls)
     pieces = dialect.calls.encode("get_weather", {"city": "Rome"})
     call = "".join(piece.text for piece in pieces)
     closers = [
@@ -180,7 +180,7 @@ def test_parts_of_markers_alone_are_dropped(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("dialect", WITH_CALLS, ids=lambda dialect: dialect.name)
 def test_all_of_a_call_is_text_where_there_are_no_tools(dialect: Dialect) -> None:
-    assert isinstance(dialect.calls, SyntaxCodec)
+    assert isinstance(dialect.calls, BlockCalls)
     written = "".join(piece.text for piece in dialect.calls.encode("search", {"query": "x"})).strip()
     for fed in ([written], list(written)):
         parser = ChannelParser(dialect, tools=[], opens_in=FINAL)

@@ -7,8 +7,7 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.dialects.base import Continuation, Piece
-from mlx_backend.conversation.dialects.calls.base import SyntaxCodec
+from mlx_backend.conversation.dialects.base import CallCodec, Continuation, Piece
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
@@ -191,27 +190,23 @@ class BlockFormat:
         return Continuation(tuple(pieces), opened)
 
 
-class BlockCalls(SyntaxCodec):
+class BlockCalls(CallCodec):
     """Writes the calls of a format. `foreign` are what templates teach that write others between the same markers."""
 
     def __init__(
         self, form: BlockFormat, *, taught_by: tuple[str, ...] = (), foreign: tuple[str, ...] = ()
     ) -> None:
         self._foreign = foreign
-        self._section = form.sections[0] if form.sections else None
-        self._block = next((block for block in form.blocks if block.opener), None)
-        if self._section is not None and self._section.syntax is not None:
-            self._block = None
-        self._bare = next((block for block in form.blocks if not block.opener), None)
+        self._section = section = form.sections[0] if form.sections else None
+        own = section.syntax if section else None
+        self._block = None if own else next((block for block in form.blocks if block.opener), None)
         # With a suffix, a marker goes on after its name.
         self._taught_by = (*taught_by, *(opener[:-1] + ":" for opener in form.openers if form.suffixes))
-        section = self._section
-        self.syntax = (
-            section.syntax if section and section.syntax else (self._block or self._bare_block).syntax
-        )
+        self.syntax = own or (self._block or form.blocks[0]).syntax
         self.markers = form.markers
-        if section is not None and section.syntax is None:
-            self.around = section.openers[0], section.closer
+        """Where one is no control token, a value written as bare text cannot hold it."""
+        self.around = (section.openers[0], section.closer) if section and not own else ("", "")
+        """The markers around all calls of a turn, where each call has its own inside of them."""
 
     def is_taught_by(self, template: str) -> bool:
         """Whether a template holds what its calls begin with."""
@@ -233,11 +228,6 @@ class BlockCalls(SyntaxCodec):
         if section is not None:
             pieces = [Piece(section.openers[0], marker=True), *pieces, Piece(section.closer, marker=True)]
         return tuple(pieces)
-
-    @property
-    def _bare_block(self) -> CallBlock:
-        assert self._bare is not None
-        return self._bare
 
 
 def suffixed(marker: str, suffix: str) -> str:

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mlx_backend.conversation.dialects.base import CallCodec
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence, Set
+    from collections.abc import Mapping, Sequence
 
     from mlx_backend.conversation.dialects.base import Piece
     from mlx_backend.conversation.tools import ToolSet
@@ -113,16 +111,6 @@ class CallSyntax(ABC):
     def is_whole(self, body: str) -> bool:
         """Whether a body may end here: then an opener after it begins another call."""
         return True
-
-
-class SyntaxCodec(CallCodec):
-    """A codec of calls in a syntax."""
-
-    syntax: CallSyntax
-    around: tuple[str, str] = ("", "")
-    """The markers around all calls of a turn, where each call has its own inside of them."""
-    markers: Set[str] = frozenset()
-    """Every marker of the family: where it is no control token, a value written as bare text cannot hold it."""
 
 
 def first_wrong(head: re.Pattern[str], text: str) -> int | None:
