@@ -320,10 +320,10 @@ class Abilities:
 
     `can_rewind` says whether the caches can take back all tokens of a step but the first. `unbatched` says why prompts
     and replies cannot run together without padding (packed_forward.py), but only one after the other; it is empty if
-    they can. With `packs_replies` replies are run so without prompts, too. Caches are merged up to `max_merged_length`
-    (BatchCaches). `can_draft` says whether replies can get drafts, `drafts` for people
-    what a model's MTP head does or why there is none, and `can_pack_drafts` whether the draft model drafts for several
-    at once. With `replays_drafts` the right tokens before a wrong draft have to run again (rewinding.py).
+    they can. With `packs_replies` replies whose caches are merged are run so without prompts, too. Caches are merged up
+    to `max_merged_length` (BatchCaches). `can_draft` says whether replies can get drafts, `drafts` for people what a
+    model's MTP head does or why there is none, and `can_pack_drafts` whether the draft model drafts for several at once.
+    With `replays_drafts` the right tokens before a wrong draft have to run again (rewinding.py).
     """
 
     can_rewind: bool
@@ -356,11 +356,10 @@ def try_networks(networks: Networks, ranks: MLXRanks | None) -> Abilities:
     ]
     always_packs = prepares_for_lengths() or ranks is not None  # ranks might find different ways right
     unbatched = _packing_refusal(layers, networks.options, is_pipeline=is_pipeline)
-    merges = packs_replies = False
+    merges = False
     if not unbatched:
-        merges, packs_replies, unbatched = _try_packing(
-            trials, can_merge=all(map(can_merge, layers)), always_packs=always_packs
-        )
+        can_be_merged = all(map(can_merge, layers))
+        merges, unbatched = _try_packing(trials, can_be_merged=can_be_merged, always_packs=always_packs)
     can_draft, problem = _try_drafts(trials, layers, networks)
     drafts = networks.model.drafts
     if head_of(networks.model.network) is not None:
@@ -371,7 +370,7 @@ def try_networks(networks: Networks, ranks: MLXRanks | None) -> Abilities:
         can_draft = all(each for _, each in everyone)
     return Abilities(
         can_rewind=all(map(can_rewind, layers)),
-        packs_replies=packs_replies,
+        packs_replies=always_packs and not unbatched,
         max_merged_length=_max_merged_length(trials, layers) if merges else 0,
         unbatched=unbatched,
         can_draft=can_draft,
@@ -400,21 +399,19 @@ def _packing_refusal(layers: LayerCaches, options: EngineOptions, *, is_pipeline
 
 
 def _try_packing(
-    trials: Sequence[BatchTrial], *, can_merge: bool, always_packs: bool
-) -> tuple[bool, bool, str]:
-    """Return whether to merge caches, whether to pack replies by themselves too, and why both are wrong, if they are.
+    trials: Sequence[BatchTrial], *, can_be_merged: bool, always_packs: bool
+) -> tuple[bool, str]:
+    """Return whether caches are to be merged, and why packed runs are wrong either way, if they are.
 
-    Rows of a batch are tried first, and caches that are not merged, whose replies are always packed, last.
+    Replies by themselves are packed, too, where they always are or cannot be rows of a batch.
     """
     problem = ""
-    for merges, packs_replies in ((True, False), (True, True), (False, True)):
-        if (merges and not can_merge) or (always_packs and not packs_replies):
-            continue
-        problem = _problem(trials, merges=merges, packs_replies=packs_replies)
+    for merges in (True, False) if can_be_merged else (False,):
+        problem = _problem(trials, merges=merges, packs_replies=always_packs or not merges)
         if not problem:
-            return merges, packs_replies, ""
+            return merges, ""
         log.debug("Prompts and replies cannot be packed: %s.", problem)
-    return False, False, problem
+    return False, problem
 
 
 def _problem(trials: Sequence[BatchTrial], *, merges: bool, packs_replies: bool) -> str:

@@ -20,14 +20,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, RotatingKVCache
 
-from mlx_backend.engine.mlx.kv_cache import alias
+from mlx_backend.engine.mlx.kv_cache import alias, parts_of
 from mlx_backend.engine.mlx.mlx_lm_patches.image_inputs import embedding_of, give_embeddings
 from mlx_backend.engine.mlx.mlx_lm_patches.packed_layer import LayerView, PackedLayer, TokenPositions, joined
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
 
@@ -185,21 +185,14 @@ def _forward(network: Any, tokens: mx.array, layers: Sequence[Any], segments: Se
 def _positions(segment: Segment) -> mx.array:
     rows, length = segment.tokens.shape
     # A layer without attention has a state, or an empty cache, which say nothing of positions.
-    attending = [layer for layer in _parts(segment.layers) if not isinstance(layer, ArraysCache)]
+    parts = (part for layer in segment.layers for part in parts_of(layer))
+    attending = [part for part in parts if not isinstance(part, ArraysCache)]
     layer = next((each for each in attending if not each.empty()), attending[0] if attending else None)
     offset = layer.offset if layer is not None else 0
     if length == 1 and isinstance(offset, mx.array) and offset.shape == (rows,):
         return copy(offset)  # the cache may change its own in place
     start = mx.broadcast_to(mx.array(offset), (rows,))
     return (start[:, None] + mx.arange(length)).reshape(-1)
-
-
-def _parts(layers: Sequence[Any]) -> Iterator[Any]:
-    for layer in layers:
-        if isinstance(layer, CacheList):
-            yield from _parts(layer.caches)
-        else:
-            yield layer
 
 
 def _all_positions(segments: Sequence[Segment]) -> TokenPositions:

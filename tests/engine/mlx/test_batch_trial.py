@@ -184,8 +184,8 @@ def test_tokens_that_a_network_rules_out_have_to_be_the_same_ones() -> None:
 def test_replies_are_rows_of_a_batch_unless_only_packed_runs_are_right(beside_others: list[int]) -> None:
     network = RulesOut([7, 9], beside_others)
     trial = BatchTrial(network, partial(make_prompt_cache, network.inner))
-    found = _try_packing([trial], can_merge=True, always_packs=False)
-    assert found == (True, beside_others == [7], "")
+    found = _try_packing([trial], can_be_merged=True, always_packs=False)
+    assert found == (beside_others == [7, 9], "")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
