@@ -322,8 +322,8 @@ class Abilities:
     and replies cannot run together without padding (packed_forward.py), but only one after the other; it is empty if
     they can. With `packs_replies` replies whose caches are merged are run so without prompts, too. Caches are merged up
     to `max_merged_length` (BatchCaches). `can_draft` says whether replies can get drafts, `drafts` for people what a
-    model's MTP head does or why there is none, and `can_pack_drafts` whether the draft model drafts for several at once.
-    With `replays_drafts` the right tokens before a wrong draft have to run again (rewinding.py).
+    model's MTP head does or why there is none, and `can_pack_drafts` whether the draft model drafts for several at
+    once. With `replays_drafts` the right tokens before a wrong draft have to run again (rewinding.py).
     """
 
     can_rewind: bool

@@ -83,7 +83,7 @@ class _Trunk:
     arrays: dict[int, SharedArrays]
     lease: ReferenceType[AppendLease] | None = None
     counted: int = 0  # bytes
-    prefixes: list[_CachedPrefix] = field(default_factory=list)
+    prefixes: list[_CachedPrefix] = field(default_factory=list)  # by how much of it they need, ascending
 
     @property
     def is_live(self) -> bool:
@@ -98,12 +98,18 @@ class _Trunk:
     @property
     def needed(self) -> int:
         """How many of its tokens some prefix needs."""
-        return self.longest.in_trunk if self.prefixes else 0
+        return self.prefixes[-1].in_trunk if self.prefixes else 0
 
-    @property
-    def longest(self) -> _CachedPrefix:
-        """The prefix that needs most of it. There is one."""
-        return max(reversed(self.prefixes), key=lambda each: each.in_trunk)
+    def add(self, prefixes: Sequence[_CachedPrefix]) -> None:
+        """Add prefixes that begin with its tokens, in the same order."""
+        in_order = self.needed <= prefixes[0].in_trunk
+        self.prefixes += prefixes
+        if not in_order:
+            self.sort()
+
+    def sort(self) -> None:
+        """Bring its prefixes into their order."""
+        self.prefixes.sort(key=lambda each: each.in_trunk)
 
 
 @dataclass(slots=True, eq=False)
@@ -213,7 +219,7 @@ class PrefixCache:
         copies = iter(own)
         held = [None if at in growing else next(copies) for at in range(len(layers))]
         entry = _CachedPrefix(adapter, key, held, size, trunk, len(key) // TOKEN_BYTES)
-        trunk.prefixes.append(entry)
+        trunk.add([entry])
         self._entries[adapter, key] = entry
         insort(self._sorted.setdefault(adapter, []), key)
         self._nbytes += size
@@ -286,7 +292,7 @@ class PrefixCache:
         before = self._find_longest(entry.adapter, entry.tokens, below=len(entry.tokens))
         saved = (len(entry.tokens) - (len(before.tokens) if before else 0)) // TOKEN_BYTES
         trunk = entry.trunk
-        nbytes = entry.own_bytes + (trunk.counted if trunk.longest is entry else 0)
+        nbytes = entry.own_bytes + (trunk.counted if trunk.prefixes[-1] is entry else 0)
         entry.priority = self._age + saved / max(1, nbytes)
         self._uses += 1
         entry.last_used = self._uses
@@ -382,7 +388,7 @@ class PrefixCache:
                 raise
             return
         self._count(trunk, trunk.nbytes)
-        self._touch(trunk.longest)
+        self._touch(trunk.prefixes[-1])
 
     def _absorb(self, trunk: _Trunk) -> bool:
         """Move a trunk's prefixes to another that has all that they need of it; return whether there is one."""
@@ -392,7 +398,7 @@ class PrefixCache:
             return False
         for each in trunk.prefixes:
             each.trunk = other
-        other.prefixes += trunk.prefixes
+        other.add(trunk.prefixes)
         trunk.prefixes.clear()
         self._drop(trunk)
         return True
@@ -423,6 +429,7 @@ class PrefixCache:
             if length == entry.length and entry.tails:  # they are in the trunk again
                 self._set_tails(entry, length, {})
                 trunk.tokens = entry.tokens
+                trunk.sort()
         else:  # at once: whoever appends to the trunk would copy all of it, as long as this is to be computed from it
             mx.eval([layer.state for at, layer in enumerate(layers) if at in trunk.arrays])
         return layers

@@ -15,18 +15,18 @@ sampler and its sequence goes on with unprocessed logits until the batch drops i
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_backend.engine.base import UNBOUNDED_TOKENS, Logprobs
+from mlx_backend.engine.base import UNBOUNDED_TOKENS, Logprobs, Sampling
 from mlx_backend.engine.mlx.arrays import as_floats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from mlx_backend.engine.base import GenerationRequest, Sampling
+    from mlx_backend.engine.base import GenerationRequest
 
 MIN_TEMPERATURE = 1e-4
 """Below it sampling is greedy: dividing by less overflows before it changes a choice."""
@@ -37,30 +37,22 @@ _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _MASK = 2**64 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerParams:
-    """How a token is drawn. Sequences with equal parameters are sampled together."""
+def drawn_by(sampling: Sampling) -> Sampling | None:
+    """Return what of a request's sampling says how a token is drawn from its logits; None is greedy.
 
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    xtc_probability: float
-    xtc_threshold: float
-
-    @classmethod
-    def of(cls, sampling: Sampling) -> SamplerParams | None:
-        """Return the parameters of a request; None is greedy."""
-        if sampling.temperature < MIN_TEMPERATURE or sampling.top_p == 0 or sampling.top_k == 1:
-            return None
-        return cls(
-            sampling.temperature,
-            sampling.top_p,
-            sampling.top_k,
-            sampling.min_p,
-            sampling.xtc_probability,
-            sampling.xtc_threshold,
-        )
+    Sequences for which that is equal are sampled together.
+    """
+    if sampling.temperature < MIN_TEMPERATURE or sampling.top_p == 0 or sampling.top_k == 1:
+        return None
+    neutral = Sampling()
+    return replace(
+        sampling,
+        seed=neutral.seed,
+        repetition_penalty=neutral.repetition_penalty,
+        presence_penalty=neutral.presence_penalty,
+        frequency_penalty=neutral.frequency_penalty,
+        logit_bias=neutral.logit_bias,
+    )
 
 
 @dataclass(slots=True)
@@ -87,7 +79,7 @@ class RequestSampler:
 
     def __init__(self, request: GenerationRequest, text_mask: mx.array) -> None:
         sampling = request.sampling
-        self.params = SamplerParams.of(sampling)
+        self.params = drawn_by(sampling)
         self.logprobs = request.logprobs
         self.constraint = request.constraint
         self.error: Exception | None = None
@@ -284,7 +276,7 @@ def choose(logits: mx.array, positions: Sequence[SamplePosition]) -> mx.array:
                 for row, position in enumerate(positions)
             ]
         )
-    groups: dict[SamplerParams | None, list[int]] = {}
+    groups: dict[Sampling | None, list[int]] = {}
     for row, position in enumerate(positions):
         groups.setdefault(position.sampler.params, []).append(row)
     if len(groups) == 1:
@@ -299,7 +291,7 @@ def choose(logits: mx.array, positions: Sequence[SamplePosition]) -> mx.array:
     return mx.concatenate(parts)[mx.array(inverse)]
 
 
-def draw(logits: mx.array, params: SamplerParams | None, positions: Sequence[SamplePosition]) -> mx.array:
+def draw(logits: mx.array, params: Sampling | None, positions: Sequence[SamplePosition]) -> mx.array:
     """Draw a token ([rows]) for every row of processed logits ([rows, vocabulary]); greedily if `params` is None."""
     if params is None:
         return mx.argmax(logits, axis=-1)
@@ -348,7 +340,7 @@ def keep_top_k(logprobs: mx.array, top_k: int) -> mx.array:
 
 
 def exclude_top_choices(
-    logprobs: mx.array, params: SamplerParams, keys: mx.array, text_mask: mx.array
+    logprobs: mx.array, params: Sampling, keys: mx.array, text_mask: mx.array
 ) -> mx.array:
     """XTC: with xtc_probability, drop every token of at least xtc_threshold except the least likely of them.
 
