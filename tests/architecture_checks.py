@@ -67,7 +67,6 @@ class Model:
         self.network: Any = mlx_lm.load(str(folder))[0]
         set_precision(self.network, folder.name)  # as in the engine: what is compared is not the rounding
         self._expected: dict[tuple[int, ...], list[int]] = {}
-        self._batch: MLXBatch | None = None
         self._cleanup = ExitStack()
 
     def __enter__(self) -> Self:
@@ -79,14 +78,12 @@ class Model:
     @cached_property
     def engine(self) -> Engine:
         """The engine that checks without options of their own share."""
-        self._batch = MLXBatch(self.folder, EngineOptions(**self.options), device=Device(8 << 30))
-        return self._cleanup.enter_context(Engine(self._batch))
+        batch = MLXBatch(self.folder, EngineOptions(**self.options), device=Device(8 << 30))
+        return self._cleanup.enter_context(Engine(batch))
 
     def batching(self) -> str:
-        """Return how several replies run: packed, batched, or one by one with the reason."""
-        unbatched = self.engine.status().unbatched
-        assert self._batch is not None
-        return unbatched or ("packed" if self._batch.runtime.abilities.can_pack else "batched")
+        """Return how several replies run: packed, or one by one with the reason."""
+        return self.engine.status().unbatched or "packed"
 
     def expected(self, requests: Sequence[GenerationRequest]) -> list[list[int]]:
         """Generate each reply with mlx-lm, alone and from empty caches, up to the tokenizer's end token."""

@@ -11,7 +11,7 @@ depends on the device, the shape and the format. Here a rule says from how many 
 nothing is timed when a model is loaded, and a prompt is computed the same way after the next start. On a Mac MLX's own
 kernels are used: they are made for many rows too.
 
-The sources of the layers it replaces are in engine/mlx/mlx_lm_patches/known_sources.py.
+The sources of the layers it replaces are in tests/known_sources.py.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ MARKS: Final = (
     "<!-- architectures, {}: written by make matrix -->\n",
     "<!-- end of the architectures, {} -->",
 )
-_TOGETHER = ("packed", "batched")
 
 
 def summary(results: Sequence[dict[str, Any]]) -> str:
@@ -27,16 +26,13 @@ def summary(results: Sequence[dict[str, Any]]) -> str:
         for cell in each["checks"].values():
             counts.update({name: cell[name] for name in ("equal", "ties", "differ") if name in cell})
     together = Counter(
-        each["batching"] if each["batching"] in _TOGETHER else "one by one"
-        for each in results
-        if "batching" in each
+        "packed" if each["batching"] == "packed" else "one by one" for each in results if "batching" in each
     )
     total = sum(counts.values())
     lines = [
         f"{len(results)} architectures and variants: {counts['equal']:,} of {total:,} replies are equal, "
         f"{counts['ties']} differ where two tokens are equally likely, {counts['differ']} differ otherwise. Several at "
-        f"once run packed in {together['packed']}, batched in {together['batched']}, one by one in "
-        f"{together['one by one']}."
+        f"once run packed in {together['packed']}, one by one in {together['one by one']}."
     ]
     for what, words in (
         ("crash", "ended by a crash"),
@@ -77,7 +73,7 @@ def _batching(result: dict[str, Any]) -> str:
     for what, words in (("missing", "no tiny model"), ("unavailable", "not run"), ("crash", "crash")):
         if what in result:
             return words
-    return result["batching"] if result["batching"] in _TOGETHER else "one by one"
+    return "packed" if result["batching"] == "packed" else "one by one"
 
 
 def _cell(cell: dict[str, Any] | None) -> str:
@@ -94,10 +90,10 @@ def _cell(cell: dict[str, Any] | None) -> str:
 
 
 def _notes(results: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Say why models are not batched, what is refused, and what went wrong, each text with those it is true of."""
+    """Say why models are not packed, what is refused, and what went wrong, each text with those it is true of."""
     found: dict[str, list[str]] = {}
     for each in results:
-        if each.get("batching", _TOGETHER[0]) not in _TOGETHER:
+        if each.get("batching", "packed") != "packed":
             found.setdefault(f"One by one: {each['batching']}", []).append(each["name"])
         for check, cell in each["checks"].items():
             for what, words in (("refused", "–"), ("error", "Error")):

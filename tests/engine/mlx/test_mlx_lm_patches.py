@@ -6,6 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from engine_models import write_model
+from known_sources import KNOWN_SOURCES, changed_sources
 from mlx import nn
 from mlx_lm.models import base
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
@@ -14,7 +15,6 @@ from mlx_lm.utils import load_model
 from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx.batch import MLXBatch
-from mlx_backend.engine.mlx.mlx_lm_patches.known_sources import KNOWN_SOURCES, changed_sources
 from mlx_backend.engine.mlx.mlx_lm_patches.packing import patch_for_packing
 from mlx_backend.engine.mlx.mlx_lm_patches.sliding_windows import RewindableRotatingKVCache
 from mlx_backend.models.engine_options import EngineOptions
@@ -30,7 +30,7 @@ def test_the_installed_mlx_and_mlx_lm_have_the_sources_that_the_patches_were_wri
     assert not changed, (
         "Functions or classes that mlx_lm_patches replaces or relies on are not the ones it knows. Read what has "
         "changed in each, run tests/engine/mlx (packing, speculation, the prefix cache) and the benchmarks, adapt the "
-        f"patches, then state the versions and these digests in known_sources.py:{changed}"
+        f"patches, then state the versions and these digests in tests/known_sources.py:{changed}"
     )
 
 

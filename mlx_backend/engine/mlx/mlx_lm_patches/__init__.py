@@ -1,6 +1,7 @@
 """Everything this engine replaces in mlx-lm, or takes from under its public surface, with the reason for each.
 
-One module for each thing that is replaced; a test holds the sources they were written for (known_sources.py).
+One module for each thing that is replaced; a test holds the sources they were written for
+(tests/known_sources.py), so that an upgrade of mlx or mlx-lm is a decision and not an accident.
 
     packing          networks that run several sequences as one row of tokens, with
       packed_layer   what stands for a layer's cache and positions there

@@ -1,8 +1,8 @@
 """The sources of mlx and mlx-lm that this engine was written for, so that an upgrade is a decision and not an accident.
 
 Tried with mlx-lm 0.32.2 on mlx 0.32.4. A test compares the digests in `KNOWN_SOURCES` with the installed source.
-Besides what is replaced or used in this folder, the engine rests on how the cache classes behave: all their state is
-in instance attributes, `merge`, `extract`, `filter` and `extend` make batches and take them apart, and
+Besides what is replaced or used in engine/mlx/mlx_lm_patches, the engine rests on how the cache classes behave: all
+their state is in instance attributes, `merge`, `extract`, `filter` and `extend` make batches and take them apart, and
 `save_prompt_cache` lays files out in a certain way.
 """
 
