@@ -22,6 +22,9 @@ from mlx_lm.models.cache import (
 )
 
 from mlx_backend.engine.mlx.disk_cache import model_fingerprint
+from mlx_backend.engine.mlx.kv_cache import compact_copies
+from mlx_backend.engine.mlx.mlx_lm_patches.attention import Quantization
+from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import GrowingKVCache, SharedArrays
 
 WINDOW = 32
 
@@ -144,6 +147,21 @@ def test_a_layer_of_a_class_of_our_own_is_restored_as_its_base_class(
     read = here.read(stored_in(here, [1, 2]))
     assert read is not None
     assert type(read[0]) is RotatingKVCache
+
+
+@pytest.mark.parametrize("quantization", [None, Quantization(32, 8)], ids=["plain", "8 bits"])
+def test_caches_in_a_list_that_appends_in_place_are_restored_as_mlx_lms(
+    store: Stores, quantization: Quantization | None
+) -> None:
+    part = GrowingKVCache(SharedArrays((), quantization))
+    part.update_and_fetch(mx.ones((1, 1, 2, 64)), mx.ones((1, 1, 2, 64)))
+    here = store()
+    put(here, [1, 2], compact_copies([CacheList(part, ArraysCache(2))]))
+    read = here.read(stored_in(here, [1, 2]))
+    assert read is not None
+    kinds = [KVCache if quantization is None else QuantizedKVCache, ArraysCache]
+    assert [type(each) for each in read[0].caches] == kinds
+    assert read[0].caches[0].offset == 2
 
 
 def test_mlx_lm_reads_our_files(store: Stores, network: Any) -> None:

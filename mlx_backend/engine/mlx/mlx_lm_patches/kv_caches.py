@@ -210,9 +210,8 @@ class GrowingKVCache(KVCache):  # type: ignore[misc]  # as above
 
     def to_file(self) -> Any:
         """Return a cache of a kind that mlx-lm reads from a file, with the same contents."""
-        if self.arrays.quantization is None:
-            return self
-        stored = QuantizedKVCache(*self.arrays.quantization)
+        quantization = self.arrays.quantization
+        stored = KVCache() if quantization is None else QuantizedKVCache(*quantization)
         stored.keys, stored.values, stored.offset = self.keys, self.values, self.offset
         return stored
 
