@@ -17,7 +17,7 @@ DATES = {
     "mlx_backend/commands/ps.py": "how long a model stays, of the date that the server says",
     "mlx_backend/models/folders.py": "whether a file was changed just now, by its date",
     "mlx_backend/server/app.py": "`created` of the models",
-    "mlx_backend/server/last_requests.py": "`at` of a request that has ended",
+    "mlx_backend/server/request_log.py": "`at` of a request that has ended",
     "mlx_backend/api/responses/compaction.py": "`created_at` of a compacted conversation",
     "mlx_backend/api/responses/stream.py": "`created_at` and `completed_at` of a response",
     "mlx_backend/models/template_program.py": "the date in a chat template",

@@ -12,11 +12,11 @@ from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING
 
-from werkzeug import Request
+from werkzeug import Request, Response
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import Map, Rule, WebsocketMismatch
 
-from mlx_backend.api.addresses import WEBSOCKET, BodyEndpoint, SocketEndpoint
+from mlx_backend.api.addresses import WEBSOCKET
 from mlx_backend.api.anthropic import addresses as anthropic
 from mlx_backend.api.anthropic.base import ANTHROPIC, VERSION_HEADER
 from mlx_backend.api.errors import ApiError
@@ -32,44 +32,27 @@ from mlx_backend.server import auth
 from mlx_backend.server.api_keys import ApiKeys, is_loopback
 from mlx_backend.server.auth import TrustedProxies
 from mlx_backend.server.errors import as_api_error
-from mlx_backend.server.handlers import (
-    Backend,
-    HeaderHandler,
-    LoadHandler,
-    ReplyHandler,
-    ResourceHandler,
-    Route,
-    SocketHandler,
-    json_response,
-)
+from mlx_backend.server.handlers import Backend, Route, handler_of, told_apart
 from mlx_backend.server.limits import RateLimits, RequestsInFlight
 from mlx_backend.server.metrics import Metrics
-from mlx_backend.server.openapi import OpenAPIHandler
+from mlx_backend.server.openapi import openapi_route
 from mlx_backend.server.origins import AllowedHosts, CorsPolicy
-from mlx_backend.server.page.files import PageOrAnswer, page_routes
+from mlx_backend.server.page.files import with_page
 from mlx_backend.server.preparations import Preparations
 from mlx_backend.server.request_log import RequestRecord
 from mlx_backend.server.request_tasks import HAS_ROOM_FOR
-from mlx_backend.server.status import (
-    ActivityHandler,
-    HealthHandler,
-    HomeHandler,
-    MetricsHandler,
-    ReadyHandler,
-)
+from mlx_backend.server.status import status_routes
 from mlx_backend.server.wsgi_server import SPARE_THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
-    from werkzeug import Response
     from werkzeug.routing import MapAdapter
 
-    from mlx_backend.api.addresses import Api, ResourceEndpoint
+    from mlx_backend.api.addresses import Api
     from mlx_backend.device.memory import MemoryBudget
     from mlx_backend.registry.base import ModelRegistry
-    from mlx_backend.server.handlers import Handler
     from mlx_backend.settings import Settings
 
 
@@ -90,21 +73,14 @@ def all_routes(*, page: bool = True) -> list[Route]:
     )
     api_routes: dict[tuple[str, str], Route] = {}
     for address in (address for api in apis for address in api.all):
-        key, handler = (address.method, address.path), _handler(address.endpoint)
+        key, handler = (address.method, address.path), handler_of(address.endpoint)
         if (other := api_routes.get(key)) is not None:
-            handler = HeaderHandler(VERSION_HEADER, handler, other.handler)
+            handler = told_apart(VERSION_HEADER, handler, other.handler)
         api_routes[key] = Route(address.method, address.path, handler, address.needs_key)
     listed = {path: None for _, path in api_routes if path.startswith(_PREFIX) and "<" not in path}
-    home = HomeHandler([*listed, "/api/chat", "/api/generate", "/health"])
     routes = [
-        # These tell no secrets and start nothing.
-        Route("GET", "/", PageOrAnswer(home) if page else home, needs_key=False),
-        Route("GET", "/health", HealthHandler(), needs_key=False),
-        Route("GET", "/ready", ReadyHandler(), needs_key=False),
-        *(page_routes() if page else ()),
-        Route("GET", "/metrics", MetricsHandler()),
-        Route("GET", "/activity", ActivityHandler()),
-        Route("GET", "/openapi.json", OpenAPIHandler(lambda: routes)),
+        *status_routes([*listed, "/api/chat", "/api/generate", "/health"]),
+        openapi_route(lambda: routes),
         *api_routes.values(),
         *(
             replace(route, path=route.path.removeprefix(_PREFIX))
@@ -112,15 +88,9 @@ def all_routes(*, page: bool = True) -> list[Route]:
             if route.path.startswith(_PREFIX + "/")
         ),
     ]
+    if page:
+        routes = with_page(routes)
     return routes
-
-
-def _handler(endpoint: BodyEndpoint | SocketEndpoint | ResourceEndpoint) -> Handler:
-    if isinstance(endpoint, BodyEndpoint):
-        return ReplyHandler(endpoint)
-    if isinstance(endpoint, SocketEndpoint):
-        return SocketHandler(endpoint)
-    return LoadHandler(endpoint) if endpoint.loads else ResourceHandler(endpoint)
 
 
 class App:
@@ -173,7 +143,7 @@ class App:
             else:
                 address, arguments = self._match(request, urls)
                 route = self._routes[address]
-                handler = route.handler.chosen(request)
+                handler = route.handler.choose(request) or route.handler
                 api = handler.api
                 self._check_access(request, route, client)
                 if request.method == "POST":
@@ -277,6 +247,4 @@ def _api_of(request: Request) -> Api:
 
 
 def _error_response(api: Api, error: ApiError) -> Response:
-    response = json_response(api.error(error), api.status(error))
-    response.headers.extend(error.headers)
-    return response
+    return Response(api.error(error), api.status(error), error.headers, mimetype="application/json")

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from mlx_backend.api import json_text
-from mlx_backend.api.addresses import Operation
 from mlx_backend.api.errors import ApiError
 from mlx_backend.clients import UNUSED, ServerAccess, known_clients
-from mlx_backend.server.handlers import Handler, json_response
+from mlx_backend.server.handlers import json_response, own_route
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from werkzeug import Request, Response
 
     from mlx_backend.clients import ClientSetup
-    from mlx_backend.server.handlers import Backend
+    from mlx_backend.server.handlers import Backend, Route
 
 
 class FilledSnippet(TypedDict):
@@ -41,28 +37,33 @@ class FilledClient(TypedDict):
     more: str
 
 
-class ClientsHandler(Handler):
-    """Every client, filled in with the `url` under which the server was reached and with a `model`."""
+def clients_route() -> Route:
+    """Return the address of all clients' set-ups."""
+    return own_route(
+        "/page/clients.json", "How clients are set up for a server", list[FilledClient], _clients
+    )
 
-    operation = Operation(summary="How clients are set up for a server", answer=list[FilledClient])
 
-    def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
-        """Return them. Raises UnknownModel, ModelNotAllowed, and ApiError for an address that is none."""
-        usual, sent = ServerAccess(), request.args
-        model = sent.get("model") or backend.models.statuses()[0].name
-        described = backend.models.describe(model)
-        access = ServerAccess(
-            url=sent.get("url", usual.url),
-            model=model,
-            context=described.context_length or usual.context,
-            sees="vision" in described.capabilities,
-            secret=UNUSED if backend.client.key is None else None,
-        )
-        try:
-            filled = [_filled(name, client, access) for name, client in known_clients().items()]
-        except ValueError:
-            raise ApiError(400, f"url is {access.url[:200]!r}: that is no address.", param="url") from None
-        return json_response(json_text.body(filled))
+def _clients(request: Request, backend: Backend, _arguments: object) -> Response:
+    """Return every client, filled in with the `url` under which the server was reached and with a `model`.
+
+    Raises UnknownModel, ModelNotAllowed, and ApiError for an address that is none.
+    """
+    usual, sent = ServerAccess(), request.args
+    model = sent.get("model") or backend.models.statuses()[0].name
+    described = backend.models.describe(model)
+    access = ServerAccess(
+        url=sent.get("url", usual.url),
+        model=model,
+        context=described.context_length or usual.context,
+        sees="vision" in described.capabilities,
+        secret=UNUSED if backend.client.key is None else None,
+    )
+    try:
+        filled = [_filled(name, client, access) for name, client in known_clients().items()]
+    except ValueError:
+        raise ApiError(400, f"url is {access.url[:200]!r}: that is no address.", param="url") from None
+    return json_response(filled)
 
 
 def _filled(name: str, client: ClientSetup, access: ServerAccess) -> FilledClient:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from werkzeug import Response
 
 from mlx_backend.api import json_text
-from mlx_backend.api.addresses import BodyEndpoint, JsonCall, Query, ResourceEndpoint, SocketEndpoint
+from mlx_backend.api.addresses import BodyEndpoint, JsonCall, Operation, Query, SocketEndpoint
 from mlx_backend.api.openai.base import OPENAI
 from mlx_backend.server.errors import CLIENT_CLOSED_REQUEST, as_api_error
-from mlx_backend.server.reply_response import (
-    ReplyLog,
-    ReplyResponder,
-    header_safe,
-)
+from mlx_backend.server.reply_response import ReplyLog, ReplyResponder, header_safe
 from mlx_backend.server.request_body import check_places, read_body
 from mlx_backend.server.request_log import LEFT
 from mlx_backend.server.request_tasks import ON_DISCONNECT, PUMP, UPGRADE, WEBSOCKET
@@ -30,14 +25,7 @@ if TYPE_CHECKING:
 
     from werkzeug import Request
 
-    from mlx_backend.api.addresses import (
-        Api,
-        ApiEndpoint,
-        BodyCall,
-        Cost,
-        OnDisconnect,
-        Operation,
-    )
+    from mlx_backend.api.addresses import Api, BodyCall, Cost, OnDisconnect, ResourceEndpoint
     from mlx_backend.api.errors import ApiError
     from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.registry.base import Lease, ModelRegistry
@@ -87,20 +75,17 @@ class Backend:
         return as_api_error(error, is_draining=self.in_flight.is_draining)
 
 
-class Handler(ABC):
-    """Answers the requests to one address. What goes wrong there is written as its `api` has it."""
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """Answers the requests to one address; `handle` gets the variable parts of it, and raises whatever goes wrong.
 
-    api: Api = OPENAI
-    """Most clients expect this one's errors, at an address that belongs to none, too."""
+    That is written as its `api` has it. `choose` returns another handler for a request that is not this one's.
+    """
+
+    api: Api
     operation: Operation
-
-    def chosen(self, _request: Request) -> Handler:
-        """Return what answers a request: this itself."""
-        return self
-
-    @abstractmethod
-    def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
-        """Answer a request; raise whatever goes wrong. `arguments` are the variable parts of the address."""
+    handle: Callable[[Request, Backend, Mapping[str, str]], Response]
+    choose: Callable[[Request], Handler | None] = lambda _request: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,51 +98,76 @@ class Route:
     needs_key: bool = True
 
 
-class _EndpointHandler[E: ApiEndpoint](Handler):
-    """Answers the requests to an endpoint."""
+def handler_of(endpoint: BodyEndpoint | SocketEndpoint | ResourceEndpoint) -> Handler:
+    """Return what answers at an address of an API."""
+    if isinstance(endpoint, BodyEndpoint):
+        return reply_handler(endpoint)
+    if isinstance(endpoint, SocketEndpoint):
+        return Handler(endpoint.api, endpoint.operation, partial(_accept, endpoint), _for_message)
+    handle = _loaded if endpoint.loads else _known
+    return Handler(endpoint.api, endpoint.operation, partial(handle, endpoint))
 
-    def __init__(self, endpoint: E) -> None:
-        self._endpoint = endpoint
-        self.api, self.operation = endpoint.api, endpoint.operation
+
+def own_route(
+    path: str,
+    summary: str,
+    answer: Any,
+    handle: Callable[[Request, Backend, Mapping[str, str]], Response],
+    *,
+    needs_key: bool = True,
+    **more: Any,
+) -> Route:
+    """Return a route that belongs to no API, with the errors that most clients expect; `more` is of its `Operation`."""
+    operation = Operation(summary=summary, answer=answer, **more)
+    return Route("GET", path, Handler(OPENAI, operation, handle), needs_key)
 
 
-class ReplyHandler(_EndpointHandler[BodyEndpoint]):
-    """A language model generates a reply, which is streamed or sent whole; or a model computes one JSON object."""
+def told_apart(header: str, sent: Handler, not_sent: Handler) -> Handler:
+    """Return what answers at one address of two APIs, of whose clients only one's send a header."""
+    return replace(not_sent, choose=lambda request: sent if header in request.headers else None)
 
-    def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
-        """Start a reply, whose model is released when the response is closed; or wait for the object."""
-        settings, on_disconnect = backend.settings, _on_disconnect(request)
-        call, preparation = _parsed(self._endpoint.parse, request, backend)
-        if isinstance(call, JsonCall):
-            return _answer(call, preparation, request, backend)
-        acquire = partial(backend.models.acquire, call.model, settings.load_seconds)
-        with ExitStack() as stack:
-            lease = stack.enter_context(backend.lease(acquire, on_disconnect))
-            without_effect = _keep(call, lease.name, backend)
-            with preparation():
-                reply, writer = call.start(lease.service, backend.client.in_queue)
-            ignored = [*call.ignored, *reply.unread, *without_effect]
-            backend.charge(reply.usage.prompt_tokens)
-            stack.callback(lambda: backend.charge(reply.usage.completion_tokens))
-            model = lease.service.model_id
-            responder = ReplyResponder(
-                reply,
-                writer,
-                ReplyLog(backend.record, writer.id, model, ignored),
-                backend.metrics.token_clock(model),
-                keepalive_seconds=settings.keepalive_seconds,
-                on_disconnect=on_disconnect,
-                pump=request.environ.get(PUMP),
-                explain=backend.explain,
-            )
-            stream_type = self.operation.stream_type
-            response = responder.stream(stream_type) if call.stream else responder.whole()
-            response.call_on_close(stack.pop_all().close)
-        if reply.effort is not None:
-            response.headers["x-mlx-backend-effort"] = _effort_header(reply.effort, reply.thinking_budget)
-        if (run := reply.usage.repeated_run) is not None:
-            response.headers["x-mlx-backend-stopped-by"] = f"repetition; tokens={run}"
-        return _with_ignored(response, ignored)
+
+def reply_handler(endpoint: BodyEndpoint) -> Handler:
+    """Return what generates a reply, streamed or sent whole, or has a model compute one JSON object."""
+    return Handler(endpoint.api, endpoint.operation, partial(_reply, endpoint))
+
+
+def _reply(
+    endpoint: BodyEndpoint, request: Request, backend: Backend, _arguments: Mapping[str, str]
+) -> Response:
+    """Start a reply, whose model is released when the response is closed; or wait for the object."""
+    settings, on_disconnect = backend.settings, _on_disconnect(request)
+    call, preparation = _parsed(endpoint.parse, request, backend)
+    if isinstance(call, JsonCall):
+        return _answer(call, preparation, request, backend)
+    acquire = partial(backend.models.acquire, call.model, settings.load_seconds)
+    with ExitStack() as stack:
+        lease = stack.enter_context(backend.lease(acquire, on_disconnect))
+        without_effect = _keep(call, lease.name, backend)
+        with preparation():
+            reply, writer = call.start(lease.service, backend.client.in_queue)
+        ignored = [*call.ignored, *reply.unread, *without_effect]
+        backend.charge(reply.usage.prompt_tokens)
+        stack.callback(lambda: backend.charge(reply.usage.completion_tokens))
+        model = lease.service.model_id
+        responder = ReplyResponder(
+            reply,
+            writer,
+            ReplyLog(backend.record, writer.id, model, ignored),
+            backend.metrics.token_clock(model),
+            keepalive_seconds=settings.keepalive_seconds,
+            on_disconnect=on_disconnect,
+            pump=request.environ.get(PUMP),
+            explain=backend.explain,
+        )
+        stream_type = endpoint.operation.stream_type
+        response = responder.stream(stream_type) if call.stream else responder.whole()
+        response.call_on_close(stack.pop_all().close)
+    if reply.effort is not None:
+        response.headers["x-mlx-backend-effort"] = _effort_header(reply.effort, reply.thinking_budget)
+    if (run := reply.usage.repeated_run) is not None:
+        response.headers["x-mlx-backend-stopped-by"] = f"repetition; tokens={run}"
+    return _with_ignored(response, ignored)
 
 
 def _effort_header(decided: Resolution, budget: int | None) -> str:
@@ -170,62 +180,42 @@ def _effort_header(decided: Resolution, budget: int | None) -> str:
     return "; ".join(parts)
 
 
-class ResourceHandler(_EndpointHandler[ResourceEndpoint]):
-    """Answers from what is known, without waiting."""
-
-    def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
-        """Answer at once."""
-        known = {**request.args.to_dict(), **arguments}
-        query = Query(backend.models, known, backend.client.in_queue)
-        return json_response(json_text.body(self._endpoint.answer(query)))
+def _known(
+    endpoint: ResourceEndpoint, request: Request, backend: Backend, arguments: Mapping[str, str]
+) -> Response:
+    """Answer from what is known, without waiting."""
+    known = {**request.args.to_dict(), **arguments}
+    return json_response(endpoint.answer(Query(backend.models, known, backend.client.in_queue)))
 
 
-class SocketHandler(_EndpointHandler[SocketEndpoint]):
-    """Accepts WebSockets; the messages of each are answered as requests."""
-
-    def chosen(self, request: Request) -> Handler:
-        """Return what answers a message; this itself for a handshake."""
-        websocket: WebSocket | None = request.environ.get(WEBSOCKET)
-        return self if websocket is None else ReplyHandler(websocket.endpoint)
-
-    def handle(self, request: Request, _backend: Backend, _arguments: Mapping[str, str]) -> Response:
-        """Accept a WebSocket."""
-        from mlx_backend.server.websocket import WebSocket  # most servers never need it
-
-        request.environ[UPGRADE](WebSocket(request, self._endpoint.connect()))
-        return Response(status=101)
+def _loaded(
+    endpoint: ResourceEndpoint, request: Request, backend: Backend, arguments: Mapping[str, str]
+) -> Response:
+    """Answer once a model is in memory; a client that leaves stops waiting, and the load goes on."""
+    acquire = partial(backend.models.acquire_any, arguments["name"], backend.settings.load_seconds)
+    with backend.lease(acquire, _on_disconnect(request)):
+        return _known(endpoint, request, backend, arguments)
 
 
-class HeaderHandler(Handler):
-    """One address of two APIs, whose clients are told apart by a header that only one of them sends."""
+def _accept(
+    endpoint: SocketEndpoint, request: Request, _backend: Backend, _arguments: Mapping[str, str]
+) -> Response:
+    """Accept a WebSocket, whose messages are answered as requests."""
+    from mlx_backend.server.websocket import WebSocket  # most servers never need it
 
-    def __init__(self, header: str, sent: Handler, not_sent: Handler) -> None:
-        self._header = header
-        self._sent, self._not_sent = sent, not_sent
-        self.api, self.operation = not_sent.api, not_sent.operation
-
-    def chosen(self, request: Request) -> Handler:
-        """Return the handler of the API that the client speaks; errors are written as it writes them, too."""
-        return self._sent if self._header in request.headers else self._not_sent
-
-    def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
-        """Answer as that API does."""
-        return self.chosen(request).handle(request, backend, arguments)
+    request.environ[UPGRADE](WebSocket(request, endpoint.connect()))
+    return Response(status=101)
 
 
-class LoadHandler(ResourceHandler):
-    """Answers once a model is in memory; a client that leaves stops waiting, and the load goes on."""
-
-    def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
-        """Wait for the model, as a request for a reply would."""
-        acquire = partial(backend.models.acquire_any, arguments["name"], backend.settings.load_seconds)
-        with backend.lease(acquire, _on_disconnect(request)):
-            return super().handle(request, backend, arguments)
+def _for_message(request: Request) -> Handler | None:
+    """Return what answers a message of a WebSocket; None for a handshake."""
+    websocket: WebSocket | None = request.environ.get(WEBSOCKET)
+    return None if websocket is None else reply_handler(websocket.endpoint)
 
 
-def json_response(body: bytes, status: int = 200) -> Response:
-    """Answer with a JSON body."""
-    return Response(body, status=status, mimetype="application/json")
+def json_response(value: Any, status: int = 200) -> Response:
+    """Answer with a value as JSON."""
+    return Response(json_text.body(value), status=status, mimetype="application/json")
 
 
 type _Preparation = Callable[[], AbstractContextManager[None]]
@@ -257,7 +247,7 @@ def _answer(
         _end(backend.record, answer.cost, time.perf_counter() - started, left=answer.body is None)
     if answer.body is None:
         return Response(status=CLIENT_CLOSED_REQUEST)
-    return _with_ignored(json_response(json_text.body(answer.body)), ignored)
+    return _with_ignored(json_response(answer.body), ignored)
 
 
 def _keep(call: BodyCall[Any], model: str, backend: Backend) -> Sequence[str]:

@@ -10,12 +10,18 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from mlx_backend.server.last_requests import LastRequests, outcome_of
+from mlx_backend.server.request_log import LastRequests, outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _PREFIX = "mlx_backend"
+# The time since when each series is counted, for which Prometheus has no use.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 # Seconds.
 _FIRST_TOKEN = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 _BETWEEN_TOKENS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -39,7 +47,7 @@ class Metrics:
     def __init__(self, models: ModelRegistry, memory: MemoryBudget | None = None) -> None:
         self.memory = memory
         self.last_requests = LastRequests()
-        self._registry = registry = _Registry()
+        self._registry = registry = CollectorRegistry()
         self._guard = threading.Lock()  # a request is on a page with all that it adds, or not at all
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -97,19 +105,6 @@ class Metrics:
 
         with self._guard:
             return generate_latest(_Seen(self._registry, is_seen))
-
-
-class _Registry(CollectorRegistry):
-    """prometheus_client's, without the time since when each series is counted: Prometheus has no use for it.
-
-    The library can leave these out only for all registries of a process at once.
-    """
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of all collectors."""
-        for metric in super().collect():
-            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-            yield metric
 
 
 class _Seen(CollectorRegistry):

@@ -6,25 +6,24 @@ Knows OpenAPI's document; what an address takes is its handler's `Operation`.
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from mlx_backend import __version__
-from mlx_backend.api import json_text
-from mlx_backend.api.addresses import WEBSOCKET, Operation
-from mlx_backend.server.handlers import Handler, json_response
+from mlx_backend.api.addresses import WEBSOCKET
+from mlx_backend.server.handlers import json_response, own_route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pydantic.json_schema import JsonSchemaMode, JsonSchemaValue
     from pydantic_core import core_schema
-    from werkzeug import Request, Response
 
-    from mlx_backend.server.handlers import Backend, Route
+    from mlx_backend.api.addresses import Operation
+    from mlx_backend.server.handlers import Handler, Route
 
 VERSION = "3.1.0"
 _PREFIX = "/v1"
@@ -38,21 +37,10 @@ _SECURITY = {
 }
 
 
-class OpenAPIHandler(Handler):
-    """Answers with the document of the routes it is given."""
-
-    operation = Operation(summary="This document", answer=dict[str, Any])
-
-    def __init__(self, routes: Callable[[], Sequence[Route]]) -> None:
-        self._routes = routes
-
-    def handle(self, _request: Request, _backend: Backend, _arguments: Mapping[str, str]) -> Response:
-        """Return the document."""
-        return json_response(self._body)
-
-    @cached_property
-    def _body(self) -> bytes:
-        return json_text.body(document(self._routes()))
+def openapi_route(routes: Callable[[], Sequence[Route]]) -> Route:
+    """Return the address of the routes' document, which is made once."""
+    made = cache(lambda: document(routes()))
+    return own_route("/openapi.json", "This document", dict[str, Any], lambda *_: json_response(made()))
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
@@ -133,7 +121,7 @@ class _Generator(GenerateJsonSchema):
         )
 
 
-def _schemas(handlers: Sequence[Any]) -> tuple[_Schemas, dict[str, JsonSchemaValue]]:
+def _schemas(handlers: Sequence[Handler]) -> tuple[_Schemas, dict[str, JsonSchemaValue]]:
     """Return the schema of every type that the handlers name, by its identity, and what these refer to."""
     wanted: dict[tuple[Any, JsonSchemaMode], Any] = {}
     for handler in handlers:

@@ -15,8 +15,7 @@ from waitress.utilities import Error, RequestEntityTooLarge
 if TYPE_CHECKING:
     from waitress.adjustments import Adjustments
 
-    from mlx_backend.server.connection_limits import ConnectionLimits
-    from mlx_backend.server.held_bytes import HeldBytes
+    from mlx_backend.server.connection_limits import ConnectionLimits, HeldBytes
 
 TOO_MANY_BODIES = "Too many large requests are arriving at once; try again later."
 _FREE_FRAMING = 16 * 1024

@@ -1,7 +1,8 @@
 """A request in the log: a line when it arrives and one when it ends, with its id, its client's address and key's name.
 
 Nothing of what a request or a reply contains is logged: of a request that was refused as it should not be, only which
-field was wrong. Lines carry their parts as `fields` too, for `--log-format json`.
+field was wrong. Lines carry their parts as `fields` too, for `--log-format json`. The last requests that have ended
+are kept, for /activity.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import re
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+
+from mlx_backend.server.errors import CLIENT_CLOSED_REQUEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -112,3 +116,79 @@ class RequestRecord:
             *parts,
             extra={"fields": known},
         )
+
+
+# -- the last requests that have ended, for /activity ---------------------------------------------------------
+
+
+MAX_REQUESTS = 200
+_OF_A_REPLY = (
+    *("model", "effort", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"),
+    *("queue_seconds", "first_token_seconds", "tokens_per_second"),
+)
+
+
+class EndedRequest(TypedDict):
+    """A request that has ended: when (seconds since 1970), what it was, how long it took; of a reply what it cost."""
+
+    id: str
+    at: float
+    seconds: float
+    path: str
+    status: int
+    outcome: str
+    key: NotRequired[str]
+    model: NotRequired[str]
+    effort: NotRequired[str]
+    prompt_tokens: NotRequired[int]
+    cached_tokens: NotRequired[int]
+    completion_tokens: NotRequired[int]
+    reasoning_tokens: NotRequired[int]
+    queue_seconds: NotRequired[float]
+    first_token_seconds: NotRequired[float]
+    tokens_per_second: NotRequired[float]
+
+
+def outcome_of(record: RequestRecord) -> str:
+    """Return in a word how a request ended: a reply's finish, or what became of one that generated nothing."""
+    if record.status == CLIENT_CLOSED_REQUEST:
+        outcome = LEFT
+    elif record.error is not None and "finish" not in record.fields:
+        outcome = "error" if record.error.status >= 500 else "refused"
+    else:
+        outcome = str(record.fields.get("finish", "answered"))
+    return outcome.replace(" ", "_")
+
+
+class LastRequests:
+    """Keeps them, the newest first. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._ended: deque[EndedRequest] = deque(maxlen=MAX_REQUESTS)
+        self._guard = threading.Lock()
+
+    def add(self, record: RequestRecord) -> None:
+        """Note a request that has ended; one that only asks how things are (GET) is left out."""
+        if record.method != "POST":
+            return
+        seconds = time.perf_counter() - record.started
+        known = {name: record.fields.get(name) for name in _OF_A_REPLY}
+        ended = EndedRequest(
+            id=record.id,
+            at=round(time.time() - seconds, 3),
+            seconds=round(seconds, 4),
+            path=record.path,
+            status=record.status,
+            outcome=outcome_of(record),
+        )
+        ended.update({name: value for name, value in known.items() if value is not None})  # type: ignore[typeddict-item]
+        if record.client.key_name:
+            ended["key"] = record.client.key_name
+        with self._guard:
+            self._ended.appendleft(ended)
+
+    def of(self, key: str | None) -> list[EndedRequest]:
+        """Return those of one key; with None those of all."""
+        with self._guard:
+            ended = list(self._ended)
+        return ended if key is None else [each for each in ended if each.get("key") == key]

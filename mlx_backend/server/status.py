@@ -7,27 +7,26 @@ server is there and whether it serves, and nothing of its models.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 from werkzeug import Response
 
 from mlx_backend import __version__, commit
-from mlx_backend.api import json_text
-from mlx_backend.api.addresses import Operation
 from mlx_backend.device.memory import room_for_weights
 from mlx_backend.registry.base import ModelState  # noqa: TC001 (read at run time)
 from mlx_backend.registry.errors import ModelError
-from mlx_backend.server.handlers import Handler, json_response
-from mlx_backend.server.last_requests import EndedRequest  # noqa: TC001 (read at run time)
+from mlx_backend.server.handlers import json_response, own_route
 from mlx_backend.server.metrics import CONTENT_TYPE
+from mlx_backend.server.request_log import EndedRequest  # noqa: TC001 (read at run time)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from werkzeug import Request
 
     from mlx_backend.registry.base import ModelStatus
-    from mlx_backend.server.handlers import Backend
+    from mlx_backend.server.handlers import Backend, Route
 
 NAME = "mlx-backend"
 
@@ -107,108 +106,98 @@ class Activity(TypedDict):
     memory: NotRequired[MemoryUse]
 
 
-class HomeHandler(Handler):
-    """Says what this server is, and where its APIs are."""
+def status_routes(addresses: Sequence[str]) -> list[Route]:
+    """Return these addresses, / first, which names the `addresses` of APIs."""
+    version = _version()
+    home, health = partial(_home, version, addresses), partial(_health, version)
+    also = [503]
+    return [
+        # These tell no secrets and start nothing.
+        own_route("/", "Say what this server is", Home, home, needs_key=False),
+        own_route(
+            "/health", "Say whether requests are served", Health, health, needs_key=False, also_answers=also
+        ),
+        own_route(
+            "/ready",
+            "Say whether requests may be sent here",
+            Ready,
+            _ready,
+            needs_key=False,
+            also_answers=also,
+        ),
+        own_route(
+            "/metrics",
+            "Say what was counted and measured, for Prometheus",
+            str,
+            _metrics,
+            media_type="text/plain",
+        ),
+        own_route("/activity", "Say what was requested last, and what fits into memory", Activity, _activity),
+    ]
 
-    operation = Operation(summary="Say what this server is", answer=Home)
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._addresses = addresses
-        self._version = _version()
-
-    def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
-        """Return name, version, models and addresses."""
-        if not backend.client.is_allowed:
-            return json_response(json_text.body({"name": NAME}))
-        home = {
-            "name": NAME,
-            **self._version,
-            "models": [status.name for status in backend.models.statuses()],
-            "api": ", ".join(self._addresses),
-        }
-        return json_response(json_text.body(home))
+def _home(
+    version: ServerVersion, addresses: Sequence[str], _request: Request, backend: Backend, _arguments: object
+) -> Response:
+    """Say what this server is, and where its APIs are."""
+    if not backend.client.is_allowed:
+        return json_response({"name": NAME})
+    models = [status.name for status in backend.models.statuses()]
+    return json_response({"name": NAME, **version, "models": models, "api": ", ".join(addresses)})
 
 
-class HealthHandler(Handler):
-    """200 while requests are served; 503 while they cannot be, or the server is being stopped.
+def _health(version: ServerVersion, _request: Request, backend: Backend, _arguments: object) -> Response:
+    """Say how the server is, and every model in memory: 503 while no requests can be served, or it is being stopped.
 
     That depends on the first model, if it is pinned. Models that are loaded on demand may fail.
     """
-
-    operation = Operation(summary="Say whether requests are served", answer=Health, also_answers=[503])
-
-    def __init__(self) -> None:
-        self._version = _version()
-
-    def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
-        """Return the server's status, and that of every model in memory."""
-        states = backend.models.statuses()
-        status: ModelState | Literal["ok", "draining"] = "ok"
-        if backend.in_flight.is_draining:
-            status = "draining"
-        elif states and states[0].pinned and states[0].state not in ("ready", "unloaded"):
-            status = states[0].state
-        health: Health = {"status": status, "server": NAME}
-        if backend.client.is_allowed:
-            health = {**health, **self._version}
-            health["models"] = [_entry(state) for state in states if state.state != "unloaded"]
-        return json_response(json_text.body(health), 200 if status == "ok" else 503)
+    states = backend.models.statuses()
+    status: ModelState | Literal["ok", "draining"] = "ok"
+    if backend.in_flight.is_draining:
+        status = "draining"
+    elif states and states[0].pinned and states[0].state not in ("ready", "unloaded"):
+        status = states[0].state
+    health: Health = {"status": status, "server": NAME}
+    if backend.client.is_allowed:
+        health = {**health, **version}
+        health["models"] = [_entry(state) for state in states if state.state != "unloaded"]
+    return json_response(health, 200 if status == "ok" else 503)
 
 
-class ReadyHandler(Handler):
-    """200 once a request would be answered without waiting for its model, for a load balancer.
+def _ready(_request: Request, backend: Backend, _arguments: object) -> Response:
+    """Say, to those without a key too, whether a request would be answered without waiting for its model.
 
-    That is when the default model is loaded, or is one that is loaded on demand, and the server is not being stopped.
+    It is once the default model is loaded, or is one that is loaded on demand, and the server is not being stopped.
     """
-
-    operation = Operation(summary="Say whether requests may be sent here", answer=Ready, also_answers=[503])
-
-    def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
-        """Return one word, also to those without a key."""
-        default = next(iter(backend.models.statuses()), None)
-        ready: Ready = {"status": "ready"}
-        if backend.in_flight.is_draining:
-            ready = {"status": "draining"}
-        elif default is not None and (default.pinned or default.state != "unloaded"):
-            ready = {"status": default.state}
-        return json_response(json_text.body(ready), 200 if ready["status"] == "ready" else 503)
+    default = next(iter(backend.models.statuses()), None)
+    ready: Ready = {"status": "ready"}
+    if backend.in_flight.is_draining:
+        ready = {"status": "draining"}
+    elif default is not None and (default.pinned or default.state != "unloaded"):
+        ready = {"status": default.state}
+    return json_response(ready, 200 if ready["status"] == "ready" else 503)
 
 
-class MetricsHandler(Handler):
-    """What is counted and measured, in Prometheus' text format (docs/shared-server.md lists it)."""
-
-    operation = Operation(
-        summary="Say what was counted and measured, for Prometheus", answer=str, media_type="text/plain"
-    )
-
-    def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
-        """Return the page: to a key of several, what is of itself and of the models that it may use."""
-        key = backend.client.key
-        seen = (
-            (key.name, [each.name for each in backend.models.statuses()]) if key and not key.is_shared else ()
-        )
-        return Response(backend.metrics.text(*seen), content_type=CONTENT_TYPE)
+def _metrics(_request: Request, backend: Backend, _arguments: object) -> Response:
+    """Return Prometheus' page: to a key of several, what is of itself and of the models that it may use."""
+    key = backend.client.key
+    seen = (key.name, [each.name for each in backend.models.statuses()]) if key and not key.is_shared else ()
+    return Response(backend.metrics.text(*seen), content_type=CONTENT_TYPE)
 
 
-class ActivityHandler(Handler):
-    """The last requests, without their contents, and the memory. A client with a key sees what was sent with it."""
-
-    operation = Operation(summary="Say what was requested last, and what fits into memory", answer=Activity)
-
-    def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
-        """Return what the client may know of them."""
-        key, memory = backend.client.key, backend.metrics.memory
-        last = backend.metrics.last_requests.of(key.name if key is not None else None)
-        activity: Activity = {"requests": last, "models": list(_sizes(backend))}
-        if memory is not None:
-            room = room_for_weights(memory.limit)
-            activity["memory"] = {
-                "limit": memory.limit,
-                "reserved": memory.reserved,
-                "used": memory.used(),
-                "max_weights": room,
-            }
-        return json_response(json_text.body(activity))
+def _activity(_request: Request, backend: Backend, _arguments: object) -> Response:
+    """Return the last requests, without their contents, and the memory. A client with a key sees what that has sent."""
+    key, memory = backend.client.key, backend.metrics.memory
+    last = backend.metrics.last_requests.of(key.name if key is not None else None)
+    activity: Activity = {"requests": last, "models": list(_sizes(backend))}
+    if memory is not None:
+        activity["memory"] = {
+            "limit": memory.limit,
+            "reserved": memory.reserved,
+            "used": memory.used(),
+            "max_weights": room_for_weights(memory.limit),
+        }
+    return json_response(activity)
 
 
 def _sizes(backend: Backend) -> Iterator[ModelSize]:

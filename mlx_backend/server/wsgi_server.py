@@ -37,8 +37,7 @@ from waitress.server import TcpWSGIServer
 
 from mlx_backend import __version__
 from mlx_backend.server.auth import network_of
-from mlx_backend.server.connection_limits import within_file_limit
-from mlx_backend.server.held_bytes import HeldBytes
+from mlx_backend.server.connection_limits import HeldBytes, within_file_limit
 from mlx_backend.server.pump import Pump, Writer
 from mlx_backend.server.received_request import ReceivedRequest
 from mlx_backend.server.request_tasks import (

@@ -21,7 +21,7 @@ from mlx_backend.chat.service import Service
 from mlx_backend.conversation.events import ContentDelta, StreamEnd
 from mlx_backend.errors import EngineError
 from mlx_backend.server.app import App
-from mlx_backend.server.handlers import ReplyHandler, Route
+from mlx_backend.server.handlers import Route, reply_handler
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class LinesWriter(ReplyWriter):
 
 
 def client_of(engine: ScriptedEngine) -> Client:
-    routes = [Route("POST", "/lines", ReplyHandler(LINES))]
+    routes = [Route("POST", "/lines", reply_handler(LINES))]
     return Client(App(SingleModelRegistry(Service(engine)), Settings(), routes))
 
 

@@ -5,23 +5,24 @@ Knows which files there are and what browsers are told of them; what the page do
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from werkzeug import Response
 from werkzeug.utils import redirect
 
-from mlx_backend.api.addresses import Operation
 from mlx_backend.api.errors import ApiError
-from mlx_backend.server.client_setups import ClientsHandler
-from mlx_backend.server.handlers import Handler, Route
+from mlx_backend.server.client_setups import clients_route
+from mlx_backend.server.handlers import own_route
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from werkzeug import Request
 
-    from mlx_backend.server.handlers import Backend
+    from mlx_backend.server.handlers import Backend, Handler, Route
 
 FOLDERS = tuple(Path(__file__).parent / name for name in ("static", "vendor"))
 # Not the system's table of types, where .js may be anything.
@@ -48,43 +49,42 @@ def _response(request: Request, name: str) -> Response:
     return response.make_conditional(request)
 
 
-class PageFile(Handler):
-    """One of the page's files: always the same, or the one that the address names."""
+def with_page(routes: Sequence[Route]) -> list[Route]:
+    """Return routes with the page's: / answers a browser, which asks for HTML, with the page.
 
-    def __init__(self, name: str | None = None, summary: str = "A file of the page") -> None:
-        self._name = name
-        media_type = "text/html" if name else "text/plain"
-        self.operation = Operation(summary=summary, answer=str, media_type=media_type)
-
-    def handle(self, request: Request, _backend: Backend, arguments: Mapping[str, str]) -> Response:
-        """Return the file. Raises ApiError for one that is not there."""
-        if self._name is not None and request.path.endswith("/"):
-            return redirect(f"..{request.path.rstrip('/')}", 308)  # the page's own addresses are relative
-        return _response(request, self._name or arguments["name"])
-
-
-class PageOrAnswer(Handler):
-    """One address for people and programs: the page for a browser, which asks for HTML, and else an answer."""
-
-    def __init__(self, answer: Handler) -> None:
-        self._answer = answer
-        self.operation = answer.operation
-
-    def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
-        """Return what the client prefers; one that accepts anything gets JSON."""
-        if request.accept_mimetypes.best_match(("application/json", "text/html")) == "text/html":
-            response = _response(request, "index.html")
-        else:
-            response = self._answer.handle(request, backend, arguments)
-        response.vary.add("Accept")
-        return response
-
-
-def page_routes() -> list[Route]:
-    """Return the addresses of the page's files. They tell no secrets: what needs a key is requested by the page."""
-    document = PageFile("index.html", "This document, for reading in a browser")
+    The files tell no secrets: what needs a key is requested by the page.
+    """
+    home, *others = routes
+    summary = "This document, for reading in a browser"
     return [
-        Route("GET", "/docs", document, needs_key=False),
-        Route("GET", "/page/clients.json", ClientsHandler()),
-        Route("GET", "/page/<path:name>", PageFile(), needs_key=False),
+        replace(home, handler=replace(home.handler, handle=partial(_page_or_answer, home.handler))),
+        *others,
+        own_route("/docs", summary, str, _docs, needs_key=False, media_type="text/html"),
+        clients_route(),
+        own_route(
+            "/page/<path:name>", "A file of the page", str, _file, needs_key=False, media_type="text/plain"
+        ),
     ]
+
+
+def _page_or_answer(
+    answer: Handler, request: Request, backend: Backend, arguments: Mapping[str, str]
+) -> Response:
+    """Return what the client prefers; one that accepts anything gets JSON."""
+    if request.accept_mimetypes.best_match(("application/json", "text/html")) == "text/html":
+        response = _response(request, "index.html")
+    else:
+        response = answer.handle(request, backend, arguments)
+    response.vary.add("Accept")
+    return response
+
+
+def _docs(request: Request, _backend: Backend, _arguments: object) -> Response:
+    if request.path.endswith("/"):
+        return redirect(f"..{request.path.rstrip('/')}", 308)  # the page's own addresses are relative
+    return _response(request, "index.html")
+
+
+def _file(request: Request, _backend: Backend, arguments: Mapping[str, str]) -> Response:
+    """Return a file. Raises ApiError for one that is not there."""
+    return _response(request, arguments["name"])
