@@ -4,6 +4,7 @@ The threads are real and the engines scripted, so nothing here waits for time to
 """
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from scripted_engine import ScriptedEngine
@@ -11,7 +12,7 @@ from scripted_engine import ScriptedEngine
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.base import Lease, ModelStatus
 from mlx_backend.registry.catalogue import Catalogue
-from mlx_backend.registry.model_pool import Clock, LoadProgress, ModelPool
+from mlx_backend.registry.model_pool import Clock, ModelMemory, ModelPool
 
 SOON = 60  # seconds after which a test that waits for another thread gives up
 GB = 1 << 30
@@ -57,21 +58,13 @@ class FakeService:
         self.engine = ScriptedEngine(lambda _prompt: "yes", model_id=name)
 
 
-class FixedMemory:
-    """Implements the pool's `ModelMemory` with sizes by name, which a test may change."""
-
-    def __init__(self, sizes: dict[str, int], limit: int) -> None:
-        self._sizes = sizes
-        self._limit = limit
-
-    def limit(self) -> int:
-        return self._limit
-
-    def measure(self, spec: ModelSpec) -> int:
-        return self._sizes.get(spec.name, 0)
-
-    def too_large(self, spec: ModelSpec, size: int) -> str:
-        return f"{spec.name} of {size >> 30} GB is too large."
+def fixed_memory(sizes: dict[str, int], limit: int) -> ModelMemory:
+    """Memory with sizes by name, which a test may change."""
+    return ModelMemory(
+        limit=lambda: limit,
+        measure=lambda spec: sizes.get(spec.name, 0),
+        too_large=lambda spec, size: f"{spec.name} of {size >> 30} GB is too large.",
+    )
 
 
 class PoolHarness:
@@ -86,7 +79,7 @@ class PoolHarness:
         self.fetches: list[str] = []
         self.fetch_gates: dict[str, threading.Event] = {}
         self.fetch_started: dict[str, threading.Event] = {}
-        self.reports: dict[str, LoadProgress] = {}
+        self.reports: dict[str, Callable[[float], None]] = {}
         self.shown: list[ModelStatus] = []  # what whoever shows progress is told
         self.sizes: dict[str, int] = {}
         self.concurrent_loads = self.max_concurrent_loads = 0
@@ -103,7 +96,7 @@ class PoolHarness:
         self.pool = ModelPool(
             Catalogue(specs),
             self.load,
-            memory=FixedMemory(self.sizes, memory_limit) if memory_limit is not None else None,
+            memory=fixed_memory(self.sizes, memory_limit) if memory_limit is not None else None,
             default_name=default_name,
             clock=self.clock,
             fetch=self.fetch if downloads else None,
@@ -123,17 +116,17 @@ class PoolHarness:
         self.fetch_gates[name] = threading.Event()
         return self.fetch_gates[name]
 
-    def fetch(self, spec: ModelSpec, on_progress: LoadProgress) -> None:
+    def fetch(self, spec: ModelSpec, on_progress: Callable[[int, int], None]) -> None:
         self.fetches.append(spec.name)
         if spec.name in self.fetch_gates:
-            on_progress.downloaded(1, 4)
+            on_progress(1, 4)
             self.fetch_started[spec.name].set()
             assert self.fetch_gates[spec.name].wait(SOON)
-            on_progress.downloaded(4, 4)
+            on_progress(4, 4)
         if self.failures.get(f"fetching {spec.name}"):
             raise self.failures[f"fetching {spec.name}"].pop(0)
 
-    def load(self, spec: ModelSpec, on_progress: LoadProgress) -> FakeService:
+    def load(self, spec: ModelSpec, on_progress: Callable[[float], None]) -> FakeService:
         self.loads.append(spec.name)
         self.concurrent_loads += 1
         self.max_concurrent_loads = max(self.max_concurrent_loads, self.concurrent_loads)

@@ -28,7 +28,6 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -38,17 +37,27 @@ from mlx_backend.device.native_thread import NativeThread
 from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
 from mlx_backend.preparation import current
 from mlx_backend.registry.base import Lease, ModelStatus
-from mlx_backend.registry.errors import InsufficientMemory, ModelError, ModelLoading, UnknownModel, copy_error
+from mlx_backend.registry.errors import (
+    InsufficientMemory,
+    ModelError,
+    ModelLoading,
+    ModelPinned,
+    UnknownModel,
+    copy_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from mlx_backend.engine.base import EngineStatus
+    from mlx_backend.embedding.worker import Worker
+    from mlx_backend.engine.threaded import Engine
     from mlx_backend.models.spec import ModelSpec
     from mlx_backend.registry.base import ModelState
     from mlx_backend.registry.catalogue import Catalogue
 
 log = logging.getLogger(__name__)
+
+type Fetch = Callable[[ModelSpec, Callable[[int, int], None]], None]
 
 MAX_QUEUED = 16
 """Models being downloaded, or waiting to be loaded; further requests are told to retry."""
@@ -71,54 +80,31 @@ class Clock:
         condition.wait(min(seconds, threading.TIMEOUT_MAX) if seconds < math.inf else None)
 
 
-class ManagedEngine(Protocol):
-    """The part of an engine that the pool needs."""
-
-    def status(self) -> EngineStatus:
-        """Return what it is doing."""
-        ...
-
-    def is_healthy(self) -> bool:
-        """Whether requests are being served."""
-        ...
-
-    def stop(self) -> None:
-        """Stop it and free its memory."""
-        ...
-
-
 class LoadedService(Protocol):
     """What loading returns: a service, or anything else around an engine."""
 
     @property
-    def engine(self) -> ManagedEngine:
+    def engine(self) -> Engine | Worker:
         """The engine that it uses."""
         ...
 
 
-class ModelMemory(Protocol):
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
     """How much memory there is for models, and how much each needs."""
 
-    def limit(self) -> int:
-        """Return how many bytes all models together may take."""
-        ...
-
-    def measure(self, spec: ModelSpec) -> int:
-        """Return how many bytes a model takes, whether or not it is on this machine; 0 if that is not known."""
-        ...
-
-    def too_large(self, spec: ModelSpec, size: int) -> str:
-        """Return what to tell people of a model that never fits."""
-        ...
+    limit: Callable[[], int]
+    """Returns how many bytes all models together may take."""
+    measure: Callable[[ModelSpec], int]
+    """Returns how many bytes a model takes, whether or not it is on this machine; 0 if that is not known."""
+    too_large: Callable[[ModelSpec, int], str]
+    """Returns what to tell people of a model of so many bytes, which never fits."""
 
 
-class UnloadResult(StrEnum):
-    """What became of a request to unload a model; one that is draining goes when its replies or its load end."""
-
-    UNLOADED = "unloaded"
-    DRAINING = "unloading"
-    NOT_LOADED = "not loaded"
-    PINNED = "pinned"
+UNLOADED = "It has been unloaded."
+DRAINING = "It will be unloaded as soon as its replies have ended."
+NOT_LOADED = "It was not loaded."
+"""What becomes of a request to unload a model, in sentences."""
 
 
 @dataclass(slots=True, eq=False)
@@ -214,21 +200,22 @@ class ModelEntry[S]:
 class ModelPool[S: LoadedService]:
     """The models in memory. Thread-safe.
 
-    `load(spec, progress)` runs on the loader's thread, takes as long as it likes and reports how far it is, which
-    `on_status` is called with, in any thread. `fetch(spec, progress)` downloads what loading needs, while others are
-    downloaded and loaded. Without `memory`, any number of models of any size may be loaded. `default_name` is for
-    requests that name no model.
+    `load(spec, progress)` runs on the loader's thread, takes as long as it likes and reports the fraction of the
+    weights that is in memory. `fetch(spec, progress)` downloads what loading needs, while others are downloaded and
+    loaded, and reports how many bytes there are, and of how many. Both report from any thread; what they report goes to
+    `on_status`, and raises EngineStopped when the model is no longer wanted. Without `memory`, any number of models of
+    any size may be loaded. `default_name` is for requests that name no model.
     """
 
     def __init__(
         self,
         catalogue: Catalogue,
-        load: Callable[[ModelSpec, LoadProgress], S],
+        load: Callable[[ModelSpec, Callable[[float], None]], S],
         *,
         memory: ModelMemory | None = None,
         default_name: str | None = None,
         clock: Clock | None = None,
-        fetch: Callable[[ModelSpec, LoadProgress], None] | None = None,
+        fetch: Fetch | None = None,
         on_status: Callable[[ModelStatus], object] = lambda _status: None,
     ) -> None:
         self._catalogue = catalogue
@@ -286,27 +273,29 @@ class ModelPool[S: LoadedService]:
             loaded = self._catalogue.loaded(self.find(spec.name))
             self._acquire(loaded, math.inf, spec.name, is_reported=True).release()
 
-    def unload(self, name: str) -> UnloadResult:
+    def unload(self, name: str) -> str:
         """Unload a model, and with it those that share its weights: at once if it is idle, else after its replies.
 
-        Requests from now on reload it.
-
-        Raises EngineBusy if no thread can be started that would wait for the replies.
+        Requests from now on reload it. Returns a sentence on what happens. Raises ModelPinned, and EngineBusy if no
+        thread can be started that would wait for the replies.
         """
         spec = self._catalogue.loaded(self._catalogue.find(name))
         with self._changed:
             entry = self._entries.get(spec.name)
             if entry is None or entry.state in ("unloaded", "failed"):
-                return UnloadResult.NOT_LOADED
+                return NOT_LOADED
             if entry.spec.pinned:
-                return UnloadResult.PINNED
+                raise ModelPinned(
+                    f"The model {name!r} stays in memory: the server was started with it, or its settings say "
+                    "`pinned`."
+                )
             if not entry.is_idle:
                 if entry.state != "unloading":
                     self._drain(entry)
-                return UnloadResult.DRAINING
+                return DRAINING
             entry.state = "unloading"
         self._stop_engine(entry, "as requested")
-        return UnloadResult.UNLOADED
+        return UNLOADED
 
     def keep(self, name: str | None, seconds: float) -> bool:
         """Have a model stay for so many seconds after each use, until it is unloaded; False if it is pinned.
@@ -498,15 +487,15 @@ class ModelPool[S: LoadedService]:
         self,
         entry: ModelEntry[S],
         attempt: LoadAttempt,
-        fetch: Callable[[ModelSpec, LoadProgress], None],
+        fetch: Fetch,
     ) -> None:
         """Download what is missing of a model, and queue it to be loaded. A download's thread."""
         with self._changed:
             spec, attempt.started_at = entry.spec, self._clock.now()
         error: Exception | None = None
         try:
-            size = self._size_of(spec)
-            fetch(spec, LoadProgress(partial(self._record, entry, attempt), size))
+            self._size_of(spec)  # before it is fetched in vain
+            fetch(spec, partial(self._report_download, entry, attempt))
         except BaseException as raised:  # whatever it is, no request may be left waiting
             error = _public_error(raised, spec.name)
         with self._changed:
@@ -539,7 +528,7 @@ class ModelPool[S: LoadedService]:
         size = 0
         try:
             size = self._make_room(spec)
-            service = self._load_service(spec, LoadProgress(partial(self._record, entry, attempt), size))
+            service = self._load_service(spec, partial(self._report_load, entry, attempt, size))
             if not size:  # it was not known before the download
                 with suppress(InsufficientMemory):
                     size = self._make_room(spec)
@@ -551,22 +540,23 @@ class ModelPool[S: LoadedService]:
         if service is not None:
             service.engine.stop()
 
-    def _record(
-        self,
-        entry: ModelEntry[S],
-        attempt: LoadAttempt,
-        stage: Literal["downloading", "loading"],
-        done: int,
-        total: int,
-        fraction: float,
+    def _report_download(self, entry: ModelEntry[S], attempt: LoadAttempt, done: int, total: int) -> None:
+        if attempt.stage == "loading":  # the time left is estimated for each by itself
+            attempt.stage, attempt.started_at = "downloading", self._clock.now()
+        self._report(entry, attempt, done, total, done / total if total else 0.0)
+
+    def _report_load(self, entry: ModelEntry[S], attempt: LoadAttempt, size: int, fraction: float) -> None:
+        if math.isfinite(fraction):
+            self._report(entry, attempt, int(size * min(1.0, max(0.0, fraction))), size, fraction)
+
+    def _report(
+        self, entry: ModelEntry[S], attempt: LoadAttempt, done: int, total: int, fraction: float
     ) -> None:
         """Record how far a load is. An engine that reloads itself later may report here too, which is ignored."""
         if attempt.finished:
             return
         if self._stopping:
             raise EngineStopped("The server is stopping.")
-        if stage != attempt.stage:  # the time left is estimated for each by itself
-            attempt.stage, attempt.started_at = stage, self._clock.now()
         attempt.done, attempt.total, attempt.percent = done, total, int(100 * min(1.0, max(0.0, fraction)))
         self._on_status(entry.status())
 
@@ -667,28 +657,6 @@ class ModelPool[S: LoadedService]:
             entry.kept = None
             self._changed.notify_all()
         log.info("Unloaded %s, %s.", entry.spec.name, reason)
-
-
-class LoadProgress:
-    """What a load of `size` bytes reports to, from any thread. Raises EngineStopped when the model is no longer wanted.
-
-    It calls `record` with stage, done, total and fraction.
-    """
-
-    def __init__(
-        self, record: Callable[[Literal["downloading", "loading"], int, int, float], None], size: int
-    ) -> None:
-        self._record = record
-        self._size = size
-
-    def __call__(self, fraction: float) -> None:
-        """Report the fraction of the weights that is in memory, from 0 to 1."""
-        if math.isfinite(fraction):
-            self._record("loading", int(self._size * min(1.0, max(0.0, fraction))), self._size, fraction)
-
-    def downloaded(self, done: int, total: int) -> None:
-        """Report how many bytes of the files are on this machine."""
-        self._record("downloading", done, total, done / total if total else 0.0)
 
 
 def _start_thread(name: str, target: Callable[[], None]) -> threading.Thread:

@@ -27,8 +27,8 @@ from mlx_backend.models.files import ModelFiles
 from mlx_backend.models.folders import model_files
 from mlx_backend.models.spec import RECOMMENDED_MODELS
 from mlx_backend.registry.base import Lease, ModelStatus
-from mlx_backend.registry.errors import ModelError, ModelPinned, UnknownEffort, UnknownModel, WrongType
-from mlx_backend.registry.model_pool import ModelPool, UnloadResult
+from mlx_backend.registry.errors import ModelError, UnknownEffort, UnknownModel, WrongType
+from mlx_backend.registry.model_pool import ModelMemory, ModelPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from mlx_backend.models.files import ModelType
     from mlx_backend.models.spec import ModelSpec
     from mlx_backend.registry.catalogue import Catalogue
-    from mlx_backend.registry.model_pool import LoadProgress
     from mlx_backend.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -62,11 +61,6 @@ _NONE_SERVED = {
     "rerank": 'No rerank model is served: name one with --rerank-model, or set its type = "rerank".',
 }
 
-_UNLOAD_MESSAGES = {
-    UnloadResult.UNLOADED: "It has been unloaded.",
-    UnloadResult.DRAINING: "It will be unloaded as soon as its replies have ended.",
-    UnloadResult.NOT_LOADED: "It was not loaded.",
-}
 _STOP_TIMEOUT = 30
 """Seconds for a load that reports no progress."""
 
@@ -115,7 +109,7 @@ class MultiModelRegistry:
         self._pool: ModelPool[Service | Embedder] = ModelPool(
             catalogue,
             self._load,
-            memory=_Memory(catalogue, memory, options, ranks) if memory is not None else None,
+            memory=_model_memory(catalogue, memory, options, ranks) if memory is not None else None,
             default_name=default_name,
             fetch=self._fetch_sources if fetch is not None else None,
             on_status=on_status,
@@ -207,13 +201,7 @@ class MultiModelRegistry:
 
     def unload(self, name: str) -> str:
         """Unload a model once nothing uses it, with those that share its weights; return a sentence on what happens."""
-        called = self._called(name)
-        result = self._pool.unload(called.name)
-        if result is UnloadResult.PINNED:
-            raise ModelPinned(
-                f"The model {name!r} stays in memory: the server was started with it, or its settings say `pinned`."
-            )
-        return _UNLOAD_MESSAGES[result]
+        return self._pool.unload(self._called(name).name)
 
     def stop(self) -> None:
         """Stop every engine and thread."""
@@ -278,12 +266,12 @@ class MultiModelRegistry:
 
     # -- loading ---------------------------------------------------------------------------------------------
 
-    def _fetch_sources(self, spec: ModelSpec, progress: LoadProgress) -> None:
+    def _fetch_sources(self, spec: ModelSpec, on_progress: Callable[[int, int], None]) -> None:
         if self._fetch is not None and self._catalogue.may_download(spec):
             for source in spec.sources:
-                self._fetch(source, progress.downloaded)
+                self._fetch(source, on_progress)
 
-    def _load(self, spec: ModelSpec, progress: LoadProgress) -> Service | Embedder:
+    def _load(self, spec: ModelSpec, progress: Callable[[float], None]) -> Service | Embedder:
         may_download = self._fetch is None and self._catalogue.may_download(spec)  # else all of it is here
         log.info("Loading %s.", spec.name)
         model_type = self._catalogue.model_type(spec)
@@ -333,26 +321,21 @@ def image_loader(settings: Settings) -> ImageLoader:
     )
 
 
-class _Memory:
-    """Implements the pool's `ModelMemory`: what the catalogue measures, within the device's limit."""
+def _model_memory(
+    catalogue: Catalogue, budget: MemoryBudget, options: EngineOptions, ranks: int
+) -> ModelMemory:
+    """Return what the catalogue measures, within the device's limit."""
 
-    def __init__(
-        self, catalogue: Catalogue, budget: MemoryBudget, options: EngineOptions, ranks: int
-    ) -> None:
-        self._catalogue = catalogue
-        self._budget = budget
-        self._is_given = options.memory_bytes is not None
-        self._ranks = ranks
+    def explained(spec: ModelSpec, size: int) -> str:
+        smaller = RECOMMENDED_MODELS[::-1] if catalogue.model_type(spec) == "llm" else ()
+        is_given = options.memory_bytes is not None
+        return too_large(spec.name, size, budget.limit, is_given=is_given, smaller=smaller)
 
-    def limit(self) -> int:
-        return room_for_weights(self._budget.limit)
-
-    def measure(self, spec: ModelSpec) -> int:
-        return self._catalogue.weight_bytes(spec) // self._ranks
-
-    def too_large(self, spec: ModelSpec, size: int) -> str:
-        smaller = RECOMMENDED_MODELS[::-1] if self._catalogue.model_type(spec) == "llm" else ()
-        return too_large(spec.name, size, self._budget.limit, is_given=self._is_given, smaller=smaller)
+    return ModelMemory(
+        limit=lambda: room_for_weights(budget.limit),
+        measure=lambda spec: catalogue.weight_bytes(spec) // ranks,
+        too_large=explained,
+    )
 
 
 def _with_service(

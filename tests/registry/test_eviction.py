@@ -8,7 +8,7 @@ import pytest
 from pool_harness import GB, SOON, FakeService, PoolHarness, spec
 
 from mlx_backend.registry.errors import InsufficientMemory, ModelLoading
-from mlx_backend.registry.model_pool import LoadAttempt, ModelEntry, UnloadResult, choose_evictions
+from mlx_backend.registry.model_pool import UNLOADED, LoadAttempt, ModelEntry, choose_evictions
 
 
 def test_the_least_recently_used_model_is_evicted_first(harness: PoolHarness) -> None:
@@ -99,7 +99,7 @@ def test_a_load_waits_for_a_model_that_is_being_unloaded(
     harness.wait_for_waiters("b", 1)
     assert harness.status("a").state == "unloading"
     gate.set()
-    assert unloading.result(SOON) is UnloadResult.UNLOADED
+    assert unloading.result(SOON) == UNLOADED
     assert pending.result(SOON).name == "b"
 
 

@@ -144,29 +144,30 @@ def test_a_request_that_cannot_wait_learns_the_progress_and_when_to_retry(
 
 def test_a_download_is_told_apart_from_the_load_behind_it_with_its_bytes(harness: PoolHarness) -> None:
     harness.sizes["a"] = 8 * GB
-    pool = harness.serve(spec("a"), memory_limit=100 * GB)
-    gate = harness.pause_load("a")
+    pool = harness.serve(spec("a"), memory_limit=100 * GB, downloads=True)
+    fetched, loaded = harness.pause_fetch("a"), harness.pause_load("a")
     with pytest.raises(ModelLoading):
         pool.acquire("a", 0)
-    assert harness.started["a"].wait(SOON)
-    harness.clock.advance(100)
-    harness.reports["a"].downloaded(3 * GB, 9 * GB)
+    assert harness.fetch_started["a"].wait(SOON)
     status = harness.status("a")
-    assert (status.state, status.percent, status.done, status.total) == ("downloading", 33, 3 * GB, 9 * GB)
-    with pytest.raises(ModelLoading, match=r"'a' is being downloaded \(33 %\); try again in"):
+    assert (status.state, status.percent, status.done, status.total) == ("downloading", 25, 1, 4)
+    with pytest.raises(ModelLoading, match=r"'a' is being downloaded \(25 %\); try again in"):
         pool.acquire("a", 0)
+    harness.clock.advance(100)
+    fetched.set()
+    assert harness.started["a"].wait(SOON)
     harness.clock.advance(20)
     harness.reports["a"](0.5)
     status = harness.status("a")
     assert (status.state, status.percent, status.done, status.total) == ("loading", 50, 4 * GB, 8 * GB)
-    harness.clock.advance(2)
     with pytest.raises(ModelLoading) as caught:
         pool.acquire("a", 0)
-    assert caught.value.retry_after == 2, "the time left is the load's, whatever the download took"
-    gate.set()
+    assert caught.value.retry_after == 20, "the time left is the load's, whatever the download took"
+    loaded.set()
     pool.acquire("a", math.inf).release()
     assert [(each.state, each.percent) for each in harness.shown] == [
-        ("downloading", 33),
+        ("downloading", 25),
+        ("downloading", 100),
         ("loading", 50),
         ("loading", 100),
         ("ready", 100),

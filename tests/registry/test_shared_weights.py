@@ -16,7 +16,7 @@ from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry import config_file
 from mlx_backend.registry.catalogue import Catalogue
-from mlx_backend.registry.model_pool import UnloadResult
+from mlx_backend.registry.model_pool import DRAINING
 from mlx_backend.registry.registry import MultiModelRegistry
 from mlx_backend.server.app import App
 from mlx_backend.settings import Settings
@@ -236,7 +236,7 @@ def test_leases_by_any_name_keep_the_weights_and_the_longest_time_to_live_holds(
         ("two", 2, "one"),
         ("big", 0, ""),
     ]
-    assert pool.unload("two") is UnloadResult.DRAINING
+    assert pool.unload("two") == DRAINING
     first.release()
     assert harness.status("one").state == "ready"
     second.release()

@@ -15,8 +15,8 @@ from mlx_backend.errors import EngineStopped
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.preparation import Preparation, PreparationCancelled
 from mlx_backend.registry.catalogue import Catalogue
-from mlx_backend.registry.errors import ModelLoading, UnknownModel
-from mlx_backend.registry.model_pool import ModelPool, UnloadResult
+from mlx_backend.registry.errors import ModelLoading, ModelPinned, UnknownModel
+from mlx_backend.registry.model_pool import DRAINING, NOT_LOADED, UNLOADED, ModelPool
 from mlx_backend.settings import Settings
 
 # -- leases -------------------------------------------------------------------------------------------------
@@ -124,12 +124,12 @@ def test_without_a_time_to_live_no_unloader_thread_runs(harness: PoolHarness) ->
 
 def test_an_idle_model_is_unloaded_at_once(harness: PoolHarness) -> None:
     pool = harness.serve(spec("a", aliases=("x",)))
-    assert pool.unload("a") is UnloadResult.NOT_LOADED
+    assert pool.unload("a") == NOT_LOADED
     with pool.acquire("a", SOON) as lease:
         engine = lease.service.engine
-    assert pool.unload("x") is UnloadResult.UNLOADED
+    assert pool.unload("x") == UNLOADED
     assert not engine.is_healthy()
-    assert pool.unload("a") is UnloadResult.NOT_LOADED
+    assert pool.unload("a") == NOT_LOADED
     with pytest.raises(UnknownModel):
         pool.unload("nobody")
 
@@ -140,7 +140,7 @@ def test_a_model_in_use_is_unloaded_after_its_replies_and_reloaded_for_new_reque
     pool = harness.serve(spec("a"))
     first, second = pool.acquire("a", SOON), pool.acquire("a", SOON)
     old = first.service
-    assert pool.unload("a") is UnloadResult.DRAINING
+    assert pool.unload("a") == DRAINING
     with pytest.raises(ModelLoading):
         pool.acquire("a", 0)
     pending = executor.submit(pool.acquire, "a", math.inf)
@@ -160,7 +160,7 @@ def test_a_model_unloaded_during_its_load_still_serves_those_who_waited_for_it(
     gate = harness.pause_load("a")
     pending = executor.submit(pool.acquire, "a", math.inf)
     harness.wait_for_waiters("a", 1)
-    assert pool.unload("a") is UnloadResult.DRAINING
+    assert pool.unload("a") == DRAINING
     gate.set()
     lease = pending.result(SOON)
     assert lease.service.engine.is_healthy()
@@ -209,7 +209,7 @@ def test_a_model_is_unloaded_although_the_last_who_waited_for_it_gave_up_when_it
     pending = executor.submit(acquire)
     harness.wait_for_waiters("a", 1)
     if by == "request":
-        assert pool.unload("a") is UnloadResult.DRAINING
+        assert pool.unload("a") == DRAINING
     gate.set()
     assert unloader_sleeps.wait(SOON)
     harness.clock.advance(60)
@@ -222,7 +222,8 @@ def test_a_model_is_unloaded_although_the_last_who_waited_for_it_gave_up_when_it
 def test_a_pinned_model_is_not_unloaded(harness: PoolHarness) -> None:
     pool = harness.serve(spec("a", pinned=True))
     pool.preload()
-    assert pool.unload("a") is UnloadResult.PINNED
+    with pytest.raises(ModelPinned):
+        pool.unload("a")
     assert harness.status("a").state == "ready"
 
 
