@@ -13,7 +13,7 @@ from mlx_backend.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from mlx_backend.embedding.base import Encoder
+    from mlx_backend.embedding.text_encoder import TextEncoder
 
 SOON = 60  # seconds after which a test that waits for another thread gives up
 STAGE_TOKENS = 100
@@ -25,7 +25,7 @@ class ScriptedNetwork:
     With `gated`, each stage waits for the gate. `stages` holds the first tokens of the texts that each one ran.
     """
 
-    def __init__(self, *, gated: bool = False, fails: str = "", encoder: Encoder | None = None) -> None:
+    def __init__(self, *, gated: bool = False, fails: str = "", encoder: TextEncoder | None = None) -> None:
         self.encoder: Any = encoder  # None where texts are submitted encoded
         self.stages: list[set[int]] = []
         self.batches: list[tuple[int, int]] = []  # number of texts, length of the longest

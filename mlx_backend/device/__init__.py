@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.device.importing import importing_mlx
 from mlx_backend.device.lock import FairLock
+from mlx_backend.device.machine import memory_pressure
 from mlx_backend.device.memory import MemoryBudget
-from mlx_backend.device.pressure import memory_pressure
 from mlx_backend.device.wired import WiredMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mlx_backend.device.blas import BlasChoice
-    from mlx_backend.device.pressure import Pressure
+    from mlx_backend.device.machine import Pressure
     from mlx_backend.device.wired import Wired
 
 

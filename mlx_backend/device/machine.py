@@ -1,16 +1,24 @@
 """What this machine is, as far as advice and refusals depend on it: its system, its processor and its memory.
 
+And how short of memory its system says it is: only macOS says it, and that was not tried on a Mac.
+
 Standard library only, and nothing of this package: `make setup` runs this file with the Python that it found, before
 anything is installed. Tests make a `Machine` of their own.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MIN_MACOS = 14
 """The oldest version that MLX is built for."""
@@ -71,6 +79,38 @@ def _is_translated() -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.stdout.strip() == "1"
+
+
+type Pressure = Literal["none", "warning", "critical"]
+
+_NAME = b"kern.memorystatus_vm_pressure_level"
+_WARNING, _CRITICAL = 2, 4  # 1 is normal: DISPATCH_MEMORYPRESSURE_… of <dispatch/source.h>
+
+
+def memory_pressure() -> Pressure:
+    """Return what macOS says now, "none" elsewhere. Takes microseconds."""
+    function = _sysctlbyname()
+    return "none" if function is None else read_pressure(function)
+
+
+def read_pressure(sysctlbyname: Callable[..., int]) -> Pressure:
+    """Return what the C function of this name says; "none" where it does not know."""
+    level, size = ctypes.c_uint(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_uint))
+    if sysctlbyname(_NAME, ctypes.byref(level), ctypes.byref(size), None, 0) != 0:
+        return "none"
+    if level.value >= _CRITICAL:
+        return "critical"
+    return "warning" if level.value >= _WARNING else "none"
+
+
+@cache
+def _sysctlbyname() -> Any:
+    if sys.platform != "darwin":
+        return None
+    function = ctypes.CDLL(None).sysctlbyname
+    pointers = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    function.argtypes = [ctypes.c_char_p, *pointers, ctypes.c_size_t]
+    return function
 
 
 if __name__ == "__main__":

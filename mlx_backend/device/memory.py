@@ -23,8 +23,7 @@ from mlx_backend.device.machine import this_machine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from mlx_backend.device.machine import Machine
-    from mlx_backend.device.pressure import Pressure
+    from mlx_backend.device.machine import Machine, Pressure
 
 WORKING_SET_SHARE = 0.9
 """Share of what the device recommends, for models and caches together."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from mlx_backend.embedding.embedding_config import EmbeddingConfig
+    from mlx_backend.embedding.text_encoder import TextEncoder
     from mlx_backend.models.files import ModelType
 
 
@@ -25,30 +26,6 @@ class EncodedText:
     type_ids: Sequence[int] | None = None
 
 
-class Encoder(Protocol):
-    """Text to tokens, with the special tokens that the network was trained with."""
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Valid token ids are 0 … vocabulary_size - 1."""
-        ...
-
-    def encode(
-        self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = True
-    ) -> EncodedText:
-        """Tokenise one text, truncated to `max_tokens` if given."""
-        ...
-
-    def encode_pair(
-        self, query: str, document: str, instruction: str | None, max_tokens: int
-    ) -> tuple[EncodedText, bool]:
-        """Tokenise a query and a document to be ranked; return whether the document was truncated to fit.
-
-        Raises EngineRefused if the query leaves no room for a document.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkInfo:
     """What is known of a loaded network. `dimensions` is 0 for a reranker."""
@@ -56,7 +33,7 @@ class NetworkInfo:
     model_id: str
     model_type: ModelType
     context_length: int
-    encoder: Encoder
+    encoder: TextEncoder
     config: EmbeddingConfig
     dimensions: int = 0
     accepts_instructions: bool = False

@@ -33,7 +33,7 @@ _RERANK_PROMPT_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n
 
 
 class TextEncoder:
-    """Implements `Encoder` over a model's own tokenizer.
+    """Text to tokens, by a model's own tokenizer. Valid token ids are 0 … `vocabulary_size` - 1.
 
     `append_end_token` is for causal embedding models, whose vector is the state of that token; `rerank_prompt` for
     causal rerankers, which are asked a question about each document.
@@ -79,6 +79,10 @@ class TextEncoder:
     def encode_pair(
         self, query: str, document: str, instruction: str | None, max_tokens: int
     ) -> tuple[EncodedText, bool]:
+        """Tokenise a query and a document to be ranked; return whether the document was truncated to fit.
+
+        Raises EngineRefused if the query leaves no room for a document.
+        """
         if self._prompt_tokenizer is not None:
             return self._encode_prompt(query, document, instruction or DEFAULT_INSTRUCTION, max_tokens)
         first, second = self._encode(query, special=False), self._encode(document, special=False)

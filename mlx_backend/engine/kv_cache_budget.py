@@ -22,8 +22,8 @@ from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED, EngineBusy, EngineRefuse
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from mlx_backend.device.machine import Pressure
     from mlx_backend.device.memory import MemoryReservation
-    from mlx_backend.device.pressure import Pressure
 
 RETRY_AFTER = 10
 """Seconds after which a client may try again, where other models leave no memory for its request."""

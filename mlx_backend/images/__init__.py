@@ -1,6 +1,6 @@
 """Images on their way in: from what a request names to upright RGB pixels within limits.
 
-    ImageSource ─data_uri, fetch─▶ bytes ─decode─▶ Picture        loader.py does it; the others are its parts
+    ImageSource ─fetch─▶ bytes ─decode─▶ Picture        loader.py does it; the others are its parts
 
 Here is the data alone. Knows no API, no model and no MLX. Pillow, which the extra `vision` installs, is imported when
 an image is decoded.

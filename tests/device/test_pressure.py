@@ -10,8 +10,8 @@ from engine_models import write_qwen
 from engine_requests import reply_tokens
 
 from mlx_backend.device import Device
+from mlx_backend.device.machine import Pressure, memory_pressure, read_pressure
 from mlx_backend.device.memory import MemoryBudget
-from mlx_backend.device.pressure import Pressure, memory_pressure, read_pressure
 from mlx_backend.engine.base import Finished, GenerationRequest, Progress
 from mlx_backend.engine.kv_cache_budget import MAX_PRESSED_CHUNK, KVCacheBudget
 from mlx_backend.engine.mlx import load_engine

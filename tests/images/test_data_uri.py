@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from mlx_backend.images import ImageError
-from mlx_backend.images.data_uri import decode_data_uri, is_data_uri
+from mlx_backend.images.loader import decode_data_uri, is_data_uri
 
 DATA = bytes(range(256)) * 3 + b"\xfb\xff"
 TEXT = base64.b64encode(DATA).decode()
