@@ -16,9 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from mlx_backend import version_and_commit
-from mlx_backend.commands.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, exit_codes
+from mlx_backend.commands.errors import (
+    FAILED,
+    INTERRUPTED,
+    WRONG_USAGE,
+    CommandError,
+    did_you_mean,
+    exit_codes,
+)
 from mlx_backend.commands.stop_signals import ended_by_interrupts
-from mlx_backend.commands.suggestions import did_you_mean
 from mlx_backend.commands.terminal import discard_output
 
 if TYPE_CHECKING:

@@ -180,8 +180,9 @@ def seconds(words: str = "a number of seconds from 0 up") -> Kind:
 _MAX_SIZE = 1 << 20
 
 
-def size(unit: int, metavar: str, words: str, *, above: bool = False) -> Kind:
-    """Return the kind of a number of bytes that people write in larger units."""
+def size(unit: int, metavar: str, what: str, *, above: bool = False) -> Kind:
+    """Return the kind of a number of bytes that people write in larger units: `what`, such as gigabytes."""
+    words = f"a number of {what} {'above 0' if above else 'from 0 up'}"
 
     def parse(text: str) -> int:
         value = float(text)

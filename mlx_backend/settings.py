@@ -365,7 +365,7 @@ class Settings(ReplySettings):
     )
     max_body_bytes: int = declare(
         8 << 20,
-        size(1 << 20, "MB", "a number of megabytes above 0", above=True),
+        size(1 << 20, "MB", "megabytes", above=True),
         help="largest body of a request without its images, in megabytes",
         group="limits",
         option="--max-body-mb",
@@ -406,14 +406,14 @@ class Settings(ReplySettings):
     max_images: int = declare(32, whole(1), help="images that a request may have", group="images")
     max_image_bytes: int = declare(
         20 << 20,
-        size(1 << 20, "MB", "a number of megabytes above 0", above=True),
+        size(1 << 20, "MB", "megabytes", above=True),
         help="largest file of an image, in megabytes",
         group="images",
         option="--max-image-mb",
     )
     max_images_bytes: int = declare(
         64 << 20,
-        size(1 << 20, "MB", "a number of megabytes"),
+        size(1 << 20, "MB", "megabytes"),
         help="most that all images in a request's body take there, in megabytes",
         group="images",
         option="--max-images-mb",

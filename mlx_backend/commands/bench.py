@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend import __version__
-from mlx_backend.commands.errors import CommandError
+from mlx_backend.commands.errors import CommandError, argument, several
 from mlx_backend.commands.files import write_file
 from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.commands.running_server import RunningServer, add_server_options, name_on_server
 from mlx_backend.commands.serve import serving
 from mlx_backend.commands.stop_signals import raise_interrupts
 from mlx_backend.commands.terminal import add_json_option, console, print_json, table
+from mlx_backend.declaration import text, whole
 from mlx_backend.demo import MODEL_NAME
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ RUNS, TOKENS, EFFORT_TOKENS = 3, 128, 4096
 SHORT = 256
 """Tokens of a prompt where its length is not what is varied."""
 SVG_COLUMNS = 120
+_COUNT = whole(1, 10_000_000)
 BUSY = 0.25
 """Load for each processor from which on figures are said to be too low."""
 _WORDS = (
@@ -172,21 +174,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="the model (default: the server's first)")
     lengths = f"{', '.join(map(str, CONTEXTS))}; what fits"
     parser.add_argument(
-        "--context", type=_counts, metavar="N,…", help=f"tokens of prompts (default: {lengths})"
+        "--context", type=several(_COUNT), metavar="N,…", help=f"tokens of prompts (default: {lengths})"
     )
     parser.add_argument(
-        "--effort", type=_names, metavar="E,…", help="efforts (default: all that the model has)"
+        "--effort", type=several(text()), metavar="E,…", help="efforts (default: all that the model has)"
     )
     requests = ", ".join(map(str, REQUESTS))
     parser.add_argument(
-        "--requests", type=_counts, metavar="N,…", help=f"requests at once (default: {requests})"
+        "--requests", type=several(_COUNT), metavar="N,…", help=f"requests at once (default: {requests})"
     )
     parser.add_argument(
-        "--runs", type=_count, default=RUNS, metavar="N", help=f"runs of each (default: {RUNS})"
+        "--runs", type=argument(_COUNT), default=RUNS, metavar="N", help=f"runs of each (default: {RUNS})"
     )
     parser.add_argument(
         "--tokens",
-        type=_count,
+        type=argument(_COUNT),
         default=TOKENS,
         metavar="N",
         help=f"tokens of a reply at most (default: {TOKENS})",
@@ -194,23 +196,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw it too")
     add_server_options(parser)
     add_json_option(parser)
-
-
-def _count(text: str) -> int:
-    if not text.strip().isdecimal() or not 0 < int(text) < 1 << 24:
-        raise ValueError
-    return int(text)
-
-
-def _counts(text: str) -> list[int]:
-    return [_count(each) for each in text.split(",")]
-
-
-def _names(text: str) -> list[str]:
-    return [each.strip() for each in text.split(",") if each.strip()]
-
-
-_count.__name__, _counts.__name__ = "number", "list of numbers"
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -14,8 +14,7 @@ from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 
 from mlx_backend.commands.chat_session import image_part
-from mlx_backend.commands.errors import CommandError
-from mlx_backend.commands.suggestions import did_you_mean
+from mlx_backend.commands.errors import CommandError, did_you_mean
 from mlx_backend.commands.terminal import console
 
 if TYPE_CHECKING:

@@ -255,7 +255,7 @@ def check_mlx(mlx: Mapping[str, Any]) -> Finding:
 
 def check_memory(machine: Machine, mlx: Mapping[str, Any]) -> Finding:
     """How much there is, and how much of it models may take."""
-    from mlx_backend.device.pressure import memory_pressure
+    from mlx_backend.device.machine import memory_pressure
 
     found = f"{format_bytes(machine.memory)} in all"
     if "error" not in mlx:

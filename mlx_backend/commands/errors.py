@@ -1,12 +1,20 @@
-"""How a command fails: in a sentence for people, and with an exit status for scripts."""
+"""How a command fails: in a sentence for people, which may say what was meant, and with an exit status for scripts."""
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import json
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mlx_backend.commands.terminal import printable
+from mlx_backend.declaration import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from mlx_backend.declaration import Kind
 
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
@@ -44,3 +52,32 @@ class CommandError(Exception):
             print(printable(json.dumps({"error": {"message": str(self)}}, ensure_ascii=False)))
         else:
             print(printable(f"mlx-backend: {self}"), file=sys.stderr)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question that names what resembles a misspelt name; empty if nothing does.
+
+    The only name that ends with it comes first: --effort is --reasoning-effort rather than --list-efforts.
+    """
+    names = sorted(known)
+    longer = [each for each in names if each.endswith(f"-{name.lstrip('-')}")]
+    close = longer if len(longer) == 1 else difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def argument(kind: Kind) -> Callable[[str], Any]:
+    """Return what reads an option of this kind for argparse, and refuses it in words."""
+
+    def read(text: str) -> Any:
+        try:
+            return kind.from_text(text)
+        except SettingError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def several(kind: Kind) -> Callable[[str], list[Any]]:
+    """Return what reads an option that takes several, with commas between them."""
+    read = argument(kind)
+    return lambda text: [read(each) for each in map(str.strip, text.split(",")) if each] or [read("")]

@@ -5,14 +5,13 @@ What commands say of a model that no server has to run for. Loads no weights.
 
 from __future__ import annotations
 
-import argparse
 import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.commands.errors import CommandError
+from mlx_backend.commands.errors import CommandError, argument
 from mlx_backend.declaration import SettingError, declared, variable_of
 from mlx_backend.demo import DEMOS, demo_path
 from mlx_backend.device.memory import leaves_room_for_caches, room_for_weights
@@ -21,6 +20,8 @@ from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.names import matching, source_of, split_effort
 
 if TYPE_CHECKING:
+    import argparse
+
     from mlx_backend.models.description import ModelDescription
     from mlx_backend.models.files import ModelFiles
 
@@ -40,17 +41,9 @@ def add_folder_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-gb",
         metavar="GB",
-        type=_memory_of,
+        type=argument(_MEMORY),
         help=f"memory for models and caches (${variable_of('--memory-gb')}; default: what the system recommends)",
     )
-
-
-def _memory_of(text: str) -> int:
-    """Return the bytes that --memory-gb says, which `serve` takes as well."""
-    try:
-        return _MEMORY.from_text(text)  # type: ignore[no-any-return]  # a kind of any value
-    except SettingError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -157,14 +150,16 @@ class LocalModels:
 
     def without_effort(self, name: str) -> tuple[str, str | None]:
         """Return a name without the effort that it ends with, and that effort; the whole name where a model has it."""
-        base, effort = split_effort(name)
-        if effort is None or Path(name).exists() or matching(name, [model.name for model in self.all]):
+        if Path(name).exists() or matching(name, [model.name for model in self.all]):
             return name, None
-        return base, effort
+        return split_effort(name)
 
     def find(self, name: str) -> LocalModel:
-        """Return the model of that name, or in that folder. Raises CommandError if it is not on this machine."""
-        source = self.source(name)
+        """Return the model of that name, or in that folder. Raises CommandError if it is not on this machine.
+
+        An effort that the name ends with says nothing of the model.
+        """
+        source = self.source(self.without_effort(name)[0])
         if (found := self.named(source)) is not None:
             return found
         folder = self.folder(source)
@@ -178,7 +173,7 @@ class LocalModels:
 
     def folder(self, name: str) -> Path:
         """Return the folder of that name's model, or that folder itself, which need not hold a whole model."""
-        source = self.source(name)
+        source = self.source(self.without_effort(name)[0])
         if (found := self.named(source)) is not None:
             return found.folder
         folder = Path(source).expanduser().resolve()
@@ -194,8 +189,8 @@ class LocalModels:
         variable = variable_of("--memory-gb")
         if written := os.environ.get(variable, "").strip():
             try:
-                return _memory_of(written)
-            except argparse.ArgumentTypeError as error:
+                return int(_MEMORY.from_text(written))
+            except SettingError as error:
                 raise CommandError(f"{variable}: {error}.") from None
         from mlx_backend.device import this_device
 

@@ -7,12 +7,13 @@ import argparse
 import difflib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from mlx_backend.commands.errors import argument
 from mlx_backend.declaration import (
     VARIABLE_PREFIX,
     Kind,
@@ -162,29 +163,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             if setting.is_switch:
                 add(option, action="store_false" if setting.turns_off else "store_true", **more)
             else:
-                more |= {"type": _argument(setting), "metavar": setting.kind.metavar}
+                more |= {"type": argument(setting.kind), "metavar": setting.kind.metavar}
                 add(option, action="append" if setting.repeatable else "store", **more)
-    for option in REMOVED:
-        parser.add_argument(option, action=_Removed, help=argparse.SUPPRESS)
-
-
-_TLS_REMOVED = (
-    "the server speaks HTTP alone: put a proxy in front of it that ends TLS (docs/reverse-proxy.md)"
-)
-REMOVED: Mapping[str, str] = {"--tls-cert": _TLS_REMOVED, "--tls-key": _TLS_REMOVED}
-"""Options that there were, and what to do instead. They are refused: who gave one counted on it."""
-
-
-class _Removed(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_values: Any) -> None:
-        parser.error(f"{self.option_strings[0]} is no option any more; {REMOVED[self.option_strings[0]]}.")
-
-
-def check_removed_variables() -> None:
-    """Raise ConfigurationError if the variable of an option is set that there is no longer."""
-    for option, instead in REMOVED.items():
-        if os.environ.get(variable_of(option)):
-            raise ConfigurationError(f"{variable_of(option)} has no effect any more; {instead}.")
 
 
 def _help(setting: Setting, default: Any) -> str:
@@ -200,16 +180,6 @@ def default_in_words(setting: Setting, default: Any) -> str:
     """Return a setting's default as the help shows it; empty where it needs no mention."""
     plain = isinstance(default, str | int | float) and not setting.is_switch
     return setting.default or (setting.kind.show(default) if plain else "")
-
-
-def _argument(setting: Setting) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        try:
-            return setting.kind.from_text(text)
-        except SettingError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parse
 
 
 def values_of(

@@ -22,20 +22,21 @@ Input and output are UTF-8 whatever the locale is. The text is taken as it is: `
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.commands.errors import WRONG_USAGE, CommandError
+from mlx_backend.commands.errors import WRONG_USAGE, CommandError, argument, several
 from mlx_backend.commands.json_lines import InputError, answer_input, decode, write, write_text
 from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.conversation.json_values import json_type
+from mlx_backend.declaration import text, whole
 from mlx_backend.errors import first_line
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
@@ -77,7 +78,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="MODEL", help="find out how this model writes: a name, or a folder"
     )
     parser.add_argument("--list", action="store_true", help="list the dialects, with an example of each")
-    parser.add_argument("--tools", metavar="A,B", type=_names, help="the names of the request's tools")
+    parser.add_argument(
+        "--tools", metavar="A,B", type=several(text()), help="the names of the request's tools"
+    )
     parser.add_argument(
         "--ended-by", choices=("stop", "length"), default="stop", help="what ended the output"
     )
@@ -86,7 +89,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=("reasoning", "answer"),
         help="what the prompt has opened already (default: nothing)",
     )
-    parser.add_argument("--chunk", metavar="N", type=_positive, help="feed N characters at a time")
+    parser.add_argument("--chunk", metavar="N", type=argument(whole(1)), help="feed N characters at a time")
     parser.add_argument("--jsonl", action="store_true", help="read one JSON object a line")
     parser.add_argument(
         "--by",
@@ -126,8 +129,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.jsonl:
         answer = partial(answer_row, defaults=defaults, chunk=arguments.chunk, by=arguments.by)
         return answer_input(read_row, answer, by_lines=True)
-    text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    write(_as_json(replace(defaults, pieces=_cut(text, arguments.chunk))))
+    raw_text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    write(_as_json(replace(defaults, pieces=_cut(raw_text, arguments.chunk))))
     return 0
 
 
@@ -322,16 +325,3 @@ def _ended_by(value: Any, default: EndedBy) -> EndedBy:
 
 def _is_list_of(values: Any, kind: type) -> bool:
     return isinstance(values, list) and all(type(value) is kind for value in values)
-
-
-def _names(text: str) -> list[str]:
-    names = [name for name in map(str.strip, text.split(",")) if name]
-    if not names:
-        raise argparse.ArgumentTypeError("names are expected, with commas between them")
-    return names
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a number of characters is expected, not {text!r}")
-    return int(text)

@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Download it, and show how far that is."""
     models = LocalModels(arguments)
-    source = models.source(arguments.model)
+    source = models.source(models.without_effort(arguments.model)[0])
     if not is_repository(source):
         found = models.find(source)
         source, folder = found.name, found.folder

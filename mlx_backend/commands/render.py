@@ -15,19 +15,24 @@ object with `error` in its place, and exit status 1.
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mlx_backend.commands.errors import WRONG_USAGE, CommandError
 from mlx_backend.commands.json_lines import InputError, answer_input, chat_request, read_template
 from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.conversation.json_values import json_type
+from mlx_backend.errors import EngineError, EngineRefused
+from mlx_backend.models import templates
+from mlx_backend.models.templates import TemplateFault, TemplateOverrun
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from mlx_backend.chat.capabilities import ChatFormat
     from mlx_backend.chat.chat_prompt import ChatPrompts
@@ -54,8 +59,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a result for every request on standard input; return 1 if any could not be used."""
-    from mlx_backend.errors import EngineError
-
     default: PromptedModel | None = None
     if arguments.model or arguments.template:
         try:
@@ -96,13 +99,79 @@ class PromptedModel:
         return cls(form, limits, ChatPrompts(tokenizer, form, limits, replies), tokenizer)
 
 
+# How control tokens are spelt: `<|im_end|>`, `<｜User｜>`, `<think>`, `<seed:tool_call>`, `[INST]`, `]~b]`.
+_MARKER = re.compile(
+    r"<[|｜][^<>\n]{1,60}>|</?[a-z][\w:|-]{1,60}>|\[/?[A-Z_]{3,30}\]|<[a-z_]{2,30}\|>|\]~\w*\]"
+)
+
+
+class TemplateTokenizer:
+    """Implements the `Tokenizer` protocol for a chat template without a model, of which no vocabulary is known.
+
+    A token is a character, or one of the template's markers. Raises EngineRefused for one that cannot be parsed.
+    """
+
+    chat_template: Final[str]
+    response_template: Final = None
+    end_tokens: Final[frozenset[int]] = frozenset()
+    bos_tokens: Final = ()
+
+    def __init__(self, source: str) -> None:
+        markers = sorted(set(_MARKER.findall(source)), key=len, reverse=True)
+        self.chat_template = source
+        self.special_tokens = dict(enumerate(markers, start=sys.maxunicode + 1))
+        self.vocabulary_size = sys.maxunicode + 1 + len(markers)
+        self._ids = {marker: token for token, marker in self.special_tokens.items()}
+        self._pieces = re.compile("|".join([*map(re.escape, markers), "."]), re.DOTALL)
+        try:
+            templates.examined(source)
+        except TemplateOverrun as overrun:
+            raise EngineRefused(f"The chat template cannot be used: {overrun}.") from overrun
+        except TemplateFault as fault:
+            raise EngineRefused(f"The chat template cannot be parsed: {fault}") from fault
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> str:
+        """Render the template to text. Raises EngineRefused if the template rejects the conversation."""
+        try:
+            return templates.render(
+                self.chat_template,
+                messages,
+                template_kwargs,
+                tools=tools or None,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except TemplateOverrun as overrun:
+            raise EngineRefused(f"The chat template cannot render this conversation: {overrun}.") from overrun
+        except TemplateFault as fault:
+            raise EngineRefused(f"The model's chat template refused the conversation: {fault}") from fault
+
+    def encode(self, text: str, *, control_tokens: bool) -> list[int]:
+        """Tokenise. With control_tokens False a marker spelt in the text becomes the tokens of its characters."""
+        if not control_tokens:
+            return [ord(character) for character in text]
+        return [self._ids.get(piece) or ord(piece) for piece in self._pieces.findall(text)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, markers included."""
+        return "".join(self.special_tokens.get(token) or chr(token) for token in tokens)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token."""
+        return self.decode([token]).encode("utf-8", "replace")
+
+
 _NO_CONTEXT_LENGTH = 1 << 30
 """Tokens: a template does not say how many there may be."""
 
 
 def _of_template(file: str) -> PromptedModel:
-    from mlx_backend.commands.template_tokenizer import TemplateTokenizer
-
     return PromptedModel.of(TemplateTokenizer(read_template(Path(file))), _NO_CONTEXT_LENGTH)
 
 
@@ -132,7 +201,7 @@ def _answer(
     from mlx_backend.api.errors import ApiError, as_api_error
     from mlx_backend.conversation.effort import EffortError
     from mlx_backend.conversation.history import HistoryError
-    from mlx_backend.errors import EngineError, RequestError
+    from mlx_backend.errors import RequestError
 
     try:
         return _rendered(request, _model_of(request, default, find))

@@ -54,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _deletable(name: str, models: LocalModels) -> tuple[LocalModel, Path]:
     """Return a listed model, and what has to be deleted. Raises CommandError."""
     model = models.find(name)
+    if models.without_effort(name)[1] is not None:
+        raise CommandError(f"{name} is {model.name} at one of its efforts: name the model itself.")
     if model.is_ours:
         raise CommandError(f"{model.name} comes with this package, and goes with it.")
     if model not in models.all:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from mlx_backend.clients import KEY_VARIABLE, LOOPBACK
-from mlx_backend.commands.errors import NO_SERVER, CommandError
-from mlx_backend.commands.suggestions import did_you_mean
+from mlx_backend.commands.errors import NO_SERVER, CommandError, did_you_mean
 from mlx_backend.declaration import VARIABLE_PREFIX, variable_of
 from mlx_backend.demo import DEMOS
 from mlx_backend.errors import first_line
@@ -125,15 +124,16 @@ class RunningServer:
     def model_and_effort(self, name: str) -> tuple[str, str | None]:
         """Return the server's own name of a model, and the effort that the given one ends with. Raises CommandError."""
         names = [str(model["id"]) for model in self.models()]
-        found, (base, effort) = names_meant(name, names), split_effort(name)
-        if effort and not found and len(named := names_meant(base, names)) == 1:
-            return named[0], effort
+        found, effort = names_meant(name, names), None
+        if not found:
+            base, effort = split_effort(name)
+            found = names_meant(base, names)
         if len(found) > 1:
             raise CommandError(f"{name!r} could be {' or '.join(found)}: name one of them.")
         if not found:
             hint = did_you_mean(name, names) or f": there is {', '.join(names[:MAX_NAMES]) or 'none'}."
             raise CommandError(f"The server at {self.url} has no model {name!r}{hint}")
-        return found[0], None
+        return found[0], effort
 
     def post_to_model(self, name: str, what: str) -> dict[str, Any]:
         """Have a model loaded or unloaded."""

@@ -20,12 +20,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.commands.errors import INTERRUPTED, CommandError
 from mlx_backend.commands.load_progress import LoadProgressDisplay
-from mlx_backend.commands.options import (
-    ChosenOptions,
-    add_options,
-    check_removed_variables,
-    misspelt_variables,
-)
+from mlx_backend.commands.options import ChosenOptions, add_options, misspelt_variables
 from mlx_backend.commands.output import logging_to_stderr, say
 from mlx_backend.commands.running_server import RunningServer
 from mlx_backend.commands.start_lines import reachable_url, start_lines
@@ -44,12 +39,7 @@ from mlx_backend.registry.errors import ConfigurationError, ModelError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from mlx_backend.device import Device
-    from mlx_backend.embedding.embedding_config import EmbeddingOptions
-    from mlx_backend.embedding.worker import Worker
-    from mlx_backend.engine.threaded import Engine
     from mlx_backend.models.engine_options import EngineOptions
-    from mlx_backend.models.files import ModelType
     from mlx_backend.registry.base import ModelStatus
     from mlx_backend.registry.registry import MultiModelRegistry
     from mlx_backend.server.app import App
@@ -97,7 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(chosen: ChosenOptions, progress: LoadProgressDisplay) -> int:
     try:
-        check_removed_variables()
         for variable, nearest in misspelt_variables().items():
             log.warning("The environment variable %s has no effect; did you mean %s?", variable, nearest)
         if (refusal := this_machine().refusal()) is not None:
@@ -120,17 +109,12 @@ def _serve(chosen: ChosenOptions, progress: LoadProgressDisplay) -> int:
     if in_use := port_in_use(settings.host, settings.port):  # first: what serves takes long to import
         return _failed(in_use)
     from mlx_backend.server.api_keys import check_exposure
-    from mlx_backend.server.app import App
-    from mlx_backend.server.connection_limits import ConnectionLimits
-    from mlx_backend.server.wsgi_server import Server
 
     check_exposure(settings)
     keep_little_free_memory()
     models = _models(chosen, on_status=progress)
-    app = App(models, settings, memory=models.memory)
-    limits = ConnectionLimits(max_body_bytes=settings.max_received_bytes, trusted_proxies=app.proxies)
     try:
-        server = Server(settings.host, settings.port, app, requests=settings.max_requests, limits=limits)
+        app, server = _server(models, settings)
     except OSError as error:
         return _failed(_bind_failure(settings, error))
     except RuntimeError as error:
@@ -192,10 +176,6 @@ def serving(source: str, *, max_queue: int = 8) -> Iterator[tuple[RunningServer,
     with logging_to_stderr("warning") as status_line, ExitStack() as stack:
         if status_line is not None:
             status_line.show([f"Loading {source} …"])  # first what loads models, which takes seconds itself
-        from mlx_backend.server.app import App
-        from mlx_backend.server.connection_limits import ConnectionLimits
-        from mlx_backend.server.wsgi_server import Server
-
         progress = LoadProgressDisplay(status_line)
         try:
             named = chosen(source)
@@ -205,9 +185,7 @@ def serving(source: str, *, max_queue: int = 8) -> Iterator[tuple[RunningServer,
             stack.callback(models.stop)
             name = models.statuses()[0].name
             models.acquire(name, math.inf, is_reported=True).release()
-            app = App(models, named.settings, memory=models.memory)
-            limits = ConnectionLimits(max_body_bytes=named.settings.max_received_bytes)
-            server = Server("127.0.0.1", 0, app, requests=named.settings.max_requests, limits=limits)
+            app, server = _server(models, named.settings)
         except (ConfigurationError, EngineError, ModelError, OSError) as error:
             raise CommandError(str(error)) from None
         except KeyboardInterrupt:  # a load cannot be interrupted, and keeps nothing
@@ -220,6 +198,18 @@ def serving(source: str, *, max_queue: int = 8) -> Iterator[tuple[RunningServer,
         stack.callback(thread.join)
         stack.callback(server.stop)
         yield stack.enter_context(closing(RunningServer(server.url, named.settings.api_key))), name
+
+
+def _server(models: MultiModelRegistry, settings: Settings) -> tuple[App, Server]:
+    """Return an application for models, and a server that listens for it. Raises what either does."""
+    from mlx_backend.server.app import App
+    from mlx_backend.server.connection_limits import ConnectionLimits
+    from mlx_backend.server.wsgi_server import Server
+
+    app = App(models, settings, memory=models.memory)
+    limits = ConnectionLimits(max_body_bytes=settings.max_received_bytes, trusted_proxies=app.proxies)
+    server = Server(settings.host, settings.port, app, requests=settings.max_requests, limits=limits)
+    return app, server
 
 
 def _serve_http(server: Server, signals: StopSignals) -> None:
@@ -302,6 +292,8 @@ def _models(
 
     `is_pinned`: those that are named stay in memory, whatever others are asked for.
     """
+    from mlx_backend.embedding.mlx import load_worker
+    from mlx_backend.engine.mlx import load_engine
     from mlx_backend.registry import config_file
     from mlx_backend.registry.catalogue import Catalogue
     from mlx_backend.registry.registry import MultiModelRegistry
@@ -341,13 +333,17 @@ def _models(
     language_models = [spec for spec in (*listed, *catalogue.models()) if catalogue.model_type(spec) == "llm"]
     return MultiModelRegistry(
         catalogue,
-        partial(_load, device),
+        lambda spec, options, on_progress: load_engine(
+            spec.source, options, device=device, model_id=spec.name, on_progress=on_progress
+        ),
         engine_options,
         chosen.settings,
         memory=device.memory,
         ranks=_ranks(engine_options),
         default_name=(language_models or listed)[0].name,
-        load_worker=partial(_load_worker, device),
+        load_worker=lambda spec, kind, options, on_progress: load_worker(
+            spec.source, kind, options, device=device, model_id=spec.name, on_progress=on_progress
+        ),
         fetch=_fetch
         if distributed_backend() is None
         else None,  # ranks download side by side, when they load
@@ -379,26 +375,6 @@ def _fetch(source: str, on_progress: Callable[[int, int], None]) -> None:
     from mlx_backend.models.download import find_folder
 
     find_folder(source, allow_download=True, on_progress=on_progress)
-
-
-def _load(
-    device: Device, spec: ModelSpec, options: EngineOptions, on_progress: Callable[[float], None]
-) -> Engine:
-    from mlx_backend.engine.mlx import load_engine
-
-    return load_engine(spec.source, options, device=device, model_id=spec.name, on_progress=on_progress)
-
-
-def _load_worker(
-    device: Device,
-    spec: ModelSpec,
-    kind: ModelType,
-    options: EmbeddingOptions,
-    on_progress: Callable[[float], None],
-) -> Worker:
-    from mlx_backend.embedding.mlx import load_worker
-
-    return load_worker(spec.source, kind, options, device=device, model_id=spec.name, on_progress=on_progress)
 
 
 def _bind_failure(settings: Settings, error: OSError) -> str:

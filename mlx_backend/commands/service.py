@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.commands.errors import CommandError
+from mlx_backend.commands.errors import CommandError, argument
 from mlx_backend.commands.files import write_file
 from mlx_backend.commands.terminal import add_json_option, print_fields, print_json
-from mlx_backend.declaration import VARIABLE_PREFIX, variable_of
+from mlx_backend.declaration import VARIABLE_PREFIX, variable_of, whole
 from mlx_backend.device.machine import this_machine
 
 if TYPE_CHECKING:
@@ -73,7 +73,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     logs = actions.add_parser("logs", help="show the end of its log", description="Show the end of its log.")
     logs.add_argument("-f", "--follow", action="store_true", help="go on showing what is written")
     logs.add_argument(
-        "-n", "--lines", type=int, default=LOG_LINES, help=f"lines to show (default: {LOG_LINES})"
+        "-n",
+        "--lines",
+        type=argument(whole(0)),
+        default=LOG_LINES,
+        help=f"lines to show (default: {LOG_LINES})",
     )
     logs.set_defaults(do=_logs)
 

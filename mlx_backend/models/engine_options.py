@@ -25,7 +25,6 @@ GROUP_SIZES = (32, 64, 128)
 """The groups of weights that MLX can quantise together."""
 
 _GIBI = 1 << 30
-_GIGABYTES = "a number of gigabytes"
 
 
 def _template(text: str) -> str:
@@ -132,7 +131,7 @@ class EngineOptions:
     # memory, in bytes
     memory_bytes: int | None = declare(
         None,
-        size(_GIBI, "GB", f"{_GIGABYTES} above 0", above=True),
+        size(_GIBI, "GB", "gigabytes", above=True),
         help="memory for models, KV caches and cached prompts together, in gigabytes",
         group="memory and speed",
         default="90 % of what the device recommends",
@@ -157,7 +156,7 @@ class EngineOptions:
     )
     cache_bytes: int | None = declare(
         None,
-        size(_GIBI, "GB", _GIGABYTES),
+        size(_GIBI, "GB", "gigabytes"),
         help="how much memory cached prompts may use, in gigabytes; 0: no prompt cache",
         group="memory and speed",
         default="half of what the model leaves",
@@ -175,7 +174,7 @@ class EngineOptions:
     )
     cache_folder_bytes: int = declare(
         20 << 30,
-        size(_GIBI, "GB", _GIGABYTES),
+        size(_GIBI, "GB", "gigabytes"),
         help="how large that folder may grow, in gigabytes",
         group="memory and speed",
         option="--prompt-cache-dir-gb",

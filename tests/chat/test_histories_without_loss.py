@@ -12,8 +12,7 @@ from chat_templates import GEMMA_3, qwen_xml
 from scripted_engine import HARMONY_TEMPLATE
 
 from mlx_backend.chat.request import ChatRequest
-from mlx_backend.commands.render import PromptedModel
-from mlx_backend.commands.template_tokenizer import TemplateTokenizer
+from mlx_backend.commands.render import PromptedModel, TemplateTokenizer
 from mlx_backend.demo import MODEL_PATH
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -10,8 +10,7 @@ import pytest
 
 from mlx_backend.chat.history_probe import probe_history
 from mlx_backend.chat.request import ChatRequest
-from mlx_backend.commands.render import PromptedModel
-from mlx_backend.commands.template_tokenizer import TemplateTokenizer
+from mlx_backend.commands.render import PromptedModel, TemplateTokenizer
 from mlx_backend.conversation.message_layout import CallIds
 from mlx_backend.conversation.template import TemplateTraits
 from mlx_backend.errors import EngineRefused

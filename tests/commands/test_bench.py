@@ -88,8 +88,8 @@ def test_the_demo_model_is_measured_by_a_server_of_its_own(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--context", "0"], "invalid list of numbers value"),
-        (["--runs", "x"], "invalid number value"),
+        (["--context", "0"], "'0' is not a whole number from 1 to"),
+        (["--runs", "x"], "'x' is not a whole number from 1 to"),
     ],
 )
 def test_a_wrong_number_is_refused(

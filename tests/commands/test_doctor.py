@@ -177,7 +177,7 @@ def test_a_healthy_machine_and_a_demo_model(
     monkeypatch.setenv("MLX_BACKEND_API_KEY", "a-secret-key")
     monkeypatch.setenv("MLX_BACKEND_PROT", "1")
     monkeypatch.setattr(doctor, "LITTLE_SPACE", doctor.NO_SPACE)  # however full this disk is
-    assert main(["doctor", "mlx-demo", "--url", f"http://127.0.0.1:{free_port()}"]) == 0
+    assert main(["doctor", "mlx-demo:high", "--url", f"http://127.0.0.1:{free_port()}"]) == 0
     printed = capsys.readouterr().out
     assert "✓ template     dialect harmony" in printed
     assert "⚠ variables    $MLX_BACKEND_PROT has no effect" in printed

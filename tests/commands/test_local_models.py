@@ -44,7 +44,8 @@ def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["tiny-oss:20b", "tiny-oss-20b", "Tiny-Oss:20B-4bit", "owner/Tiny-Oss-20b-4bit"]
+    "name",
+    ["tiny-oss:20b", "tiny-oss:20b:high", "tiny-oss-20b", "Tiny-Oss:20B-4bit", "owner/Tiny-Oss-20b-4bit"],
 )
 def test_a_model_is_known_by_the_names_that_people_use(
     name: str, folder: Path, said: Callable[..., Any]
@@ -177,6 +178,7 @@ def test_rm_deletes_a_link_and_not_what_it_leads_to(
     ("words", "message"),
     [
         (["rm", "-y", "mlx-demo"], "comes with this package"),
+        (["rm", "-y", "tiny-oss:20b:high"], "owner/Tiny-Oss-20b-4bit at one of its efforts"),
         (["rm", "-y", str(MODEL_PATH)], "a folder of yours"),
         (["rm", "tiny-oss"], "Nobody is here to answer"),
         (["show", "gpt-oss:20b"], "`mlx-backend pull mlx-community/gpt-oss-20b-MXFP4-Q8` fetches it"),

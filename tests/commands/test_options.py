@@ -12,11 +12,9 @@ from mlx_backend.api.errors import ApiError
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.commands.options import (
     OWNERS,
-    REMOVED,
     ChosenOptions,
     ServeOptions,
     add_options,
-    check_removed_variables,
     misspelt_variables,
     options_by_group,
     values_of,
@@ -289,19 +287,3 @@ def test_variables_of_options_and_of_others_are_not_taken_for_misspelt_ones() ->
     options = [option for group in options_by_group().values() for _, _, option, _ in group]
     others = ["MLX_BACKEND_LEADER", "MLX_BACKEND_TEST_SERVER", "MLX_BACKEND_", "BACKEND_MAX_TOKEN"]
     assert misspelt_variables(dict.fromkeys([*map(variable_of, options), *others], "1")) == {}
-
-
-@pytest.mark.parametrize("option", REMOVED)
-def test_an_option_that_went_is_refused_with_what_to_do_instead(
-    option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    with pytest.raises(SystemExit):
-        parser.parse_args([option, "file.pem"])
-    assert f"{option} is no option any more; the server speaks HTTP alone" in capsys.readouterr().err
-    assert option not in parser.format_help()
-    check_removed_variables()
-    monkeypatch.setenv(variable_of(option), "file.pem")
-    with pytest.raises(ConfigurationError, match=f"{variable_of(option)} has no effect any more; .*proxy"):
-        check_removed_variables()

@@ -78,7 +78,7 @@ def test_options_say_what_the_text_does_not() -> None:
         (["--chunk", "0"], "--chunk"),
         (["--by", "tokens"], "--by is for --jsonl"),
         (["--jsonl", "--by", "tokens", "--chunk", "2"], "--chunk cuts text"),
-        (["--tools", ","], "names are expected"),
+        (["--tools", ","], "is empty"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: list[str], says: str) -> None:

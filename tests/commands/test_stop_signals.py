@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 STUCK_LOAD = """
 import sys, threading
-import mlx_backend.commands.serve as serve
+import mlx_backend.engine.mlx as engine
 
 def load(*_, **__):
     print("Stuck.", flush=True)
     threading.Event().wait()  # as a file that is read from a dead disk: nothing interrupts it
 
-serve._load = load
+engine.load_engine = load
 from mlx_backend.cli import main
 sys.exit(main(["serve", "--port", "0"]))
 """
