@@ -6,14 +6,14 @@ import threading
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.embedding.base import EncodedText, NetworkInfo
 from mlx_backend.embedding.embedding_config import EmbeddingConfig
+from mlx_backend.embedding.worker import NetworkInfo
 from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from mlx_backend.embedding.text_encoder import TextEncoder
+    from mlx_backend.embedding.text_encoder import EncodedText, TextEncoder
 
 SOON = 60  # seconds after which a test that waits for another thread gives up
 STAGE_TOKENS = 100

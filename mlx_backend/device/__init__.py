@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.device.importing import importing_mlx
-from mlx_backend.device.lock import FairLock
 from mlx_backend.device.machine import memory_pressure
 from mlx_backend.device.memory import MemoryBudget
+from mlx_backend.device.threads import FairLock
 from mlx_backend.device.wired import WiredMemory
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlx_backend.embedding.base import EncodedText
+from mlx_backend.embedding.text_encoder import EncodedText
 from mlx_backend.engine.base import ANYONE
 from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED, EngineRefused, RequestError, overflow_sentence
 from mlx_backend.models.description import ModelDescription

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlx_backend.declaration import Kind, declare, one_of_words, switch
+from mlx_backend.declaration import Kind, declare, one_of, switch
 from mlx_backend.errors import EngineError
 from mlx_backend.models import files as model_files
 from mlx_backend.models.files import ENCODERS, MAX_JSON_BYTES, read_json_or_empty, read_small
@@ -38,7 +38,7 @@ class EmbeddingOptions:
 
     context_length: int | None = None
     pooling: Pooling | None = declare(
-        None, one_of_words(*POOLINGS), help="how a text's vector is made of its tokens' vectors"
+        None, one_of(*POOLINGS), help="how a text's vector is made of its tokens' vectors"
     )
     query_prefix: str | None = declare(None, _PREFIX, help="text that is put before a query")
     document_prefix: str | None = declare(None, _PREFIX, help="text that is put before a document")

@@ -1,24 +1,23 @@
 """Texts to tokens: with the special tokens a network was trained with, and user text never becoming one of them.
 
-Needs only the `tokenizers` library and, of the model, only its tokenizer.json. Thread-safe.
+Needs only the `tokenizers` library, imported with the first model, and of that only its tokenizer.json. Thread-safe.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer
-
-from mlx_backend.embedding.base import EncodedText
 from mlx_backend.errors import EngineError, EngineRefused
 from mlx_backend.foreign_calls import run_here
 from mlx_backend.models.files import read_json_or_empty
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from tokenizers import Encoding
+    from tokenizers import Encoding, Tokenizer
 
 MIN_DOCUMENT_TOKENS = 16
 """A query that leaves a document fewer is refused."""
@@ -30,6 +29,14 @@ _RERANK_PROMPT_START = (
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
 )
 _RERANK_PROMPT_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """One text, or a query and a document, as tokens. `type_ids` are 1 for the second of a pair, None for all 0."""
+
+    tokens: Sequence[int]
+    type_ids: Sequence[int] | None = None
 
 
 class TextEncoder:
@@ -48,6 +55,8 @@ class TextEncoder:
         append_end_token: bool = False,
         rerank_prompt: bool = False,
     ) -> None:
+        from tokenizers import Tokenizer
+
         self.vocabulary_size = vocabulary_size
         spec = json.loads(_load_tokenizer(folder, name).to_str())
         spec["truncation"] = spec["padding"] = None
@@ -174,6 +183,8 @@ def _check_room(room: int, query: int, document: int, max_tokens: int) -> None:
 
 
 def _load_tokenizer(folder: Path, name: str) -> Tokenizer:
+    from tokenizers import Tokenizer
+
     file = folder / "tokenizer.json"
     try:
         if file.is_file():

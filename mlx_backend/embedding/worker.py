@@ -18,10 +18,11 @@ import atexit
 import logging
 import threading
 from collections import deque
+from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from mlx_backend.device.native_thread import NativeThread
+from mlx_backend.device.threads import NativeThread
 from mlx_backend.engine.base import EngineStatus
 from mlx_backend.engine.fair_queue import FairQueue, QueuedJob
 from mlx_backend.errors import EngineBusy, EngineError, EngineStopped, first_line
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from contextlib import AbstractContextManager
 
-    from mlx_backend.embedding.base import EncodedText, Network, NetworkInfo
+    from mlx_backend.embedding.embedding_config import EmbeddingConfig
+    from mlx_backend.embedding.text_encoder import EncodedText, TextEncoder
     from mlx_backend.engine.fair_queue import ClientShare
+    from mlx_backend.models.files import ModelType
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,45 @@ MAX_PADDED_RATIO = 1.5
 """A batch's tokens with padding, relative to those without."""
 SPEED_SMOOTHING = 0.3
 """Weight of the latest batch in the average speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkInfo:
+    """What is known of a loaded network. `dimensions` is 0 for a reranker."""
+
+    model_id: str
+    model_type: ModelType
+    context_length: int
+    encoder: TextEncoder
+    config: EmbeddingConfig
+    dimensions: int = 0
+    accepts_instructions: bool = False
+    """Whether a rerank request may say what to look for."""
+
+
+class Network(Protocol):
+    """An embedding or rerank model, run in stages: between two of them others may use the device.
+
+    Every method is called on the worker's thread.
+    """
+
+    def load(self, on_progress: Callable[[float], None]) -> NetworkInfo:
+        """Load it, reporting progress from 0 to 1. Raises EngineError with a message for users."""
+        ...
+
+    def run(
+        self, texts: Sequence[EncodedText], dimensions: int | None, stage_tokens: int
+    ) -> Generator[None, None, list[array[float]]]:
+        """Return a vector for each text. Each `next` runs one stage: about `stage_tokens` tokens' worth of work."""
+        ...
+
+    def unload(self) -> None:
+        """Free its memory, also after a failed load."""
+        ...
+
+    def close(self) -> None:
+        """Clean up; the last call on the thread."""
+        ...
 
 
 class EmbeddingJob(QueuedJob):

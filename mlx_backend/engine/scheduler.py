@@ -42,7 +42,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
-from mlx_backend.device.native_thread import NativeThread
+from mlx_backend.device.threads import NativeThread
 from mlx_backend.engine.base import EngineStatus, Finished, Progress, PromptLogprobs, TokenDelta
 from mlx_backend.engine.batch import FEW_TOKENS, Ended
 from mlx_backend.engine.fair_queue import FairQueue

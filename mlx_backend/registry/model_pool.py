@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from mlx_backend.device.host_memory import collect_all_again
 from mlx_backend.device.memory import format_bytes
-from mlx_backend.device.native_thread import NativeThread
+from mlx_backend.device.threads import NativeThread
 from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
 from mlx_backend.preparation import current
 from mlx_backend.registry.base import Lease, ModelStatus

@@ -122,9 +122,9 @@ def _compare_length(name: str, length: int, ours: Engine, without: Engine, round
 
 def _compare_embeddings(folder: Path, options: argparse.Namespace, clock: Any) -> None:
     from mlx_backend.device import Device
-    from mlx_backend.embedding.base import EncodedText
     from mlx_backend.embedding.embedding_config import EmbeddingOptions
     from mlx_backend.embedding.mlx.network import MLXNetwork
+    from mlx_backend.embedding.text_encoder import EncodedText
     from mlx_backend.layers import many_rows
 
     least = many_rows.MIN_WEIGHTS

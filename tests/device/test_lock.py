@@ -5,7 +5,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from mlx_backend.device.lock import FairLock
+from mlx_backend.device.threads import FairLock
 
 SOON = 60
 

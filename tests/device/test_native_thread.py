@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_backend.device.native_thread import NativeThread
+from mlx_backend.device.threads import NativeThread
 
 MICROSECONDS = 100_000
 

@@ -9,7 +9,7 @@ from mlx_backend.models.spec import RECOMMENDED_MODELS
 GB = 1 << 30
 GPT_OSS = "mlx-community/gpt-oss-20b-MXFP4-Q8"
 GPT_OSS_BYTES = 12_100_000_000
-SMALLER = RECOMMENDED_MODELS[::-1]
+SMALLER = [each[:2] for each in RECOMMENDED_MODELS[::-1]]
 
 
 def mac(gigabytes: int) -> Machine:

@@ -12,9 +12,9 @@ from engine_models import write_qwen
 from tolerances import VECTOR_ATOL
 
 from mlx_backend.device import Device
-from mlx_backend.embedding.base import EncodedText
 from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.embedding.mlx.network import MLXNetwork
+from mlx_backend.embedding.text_encoder import EncodedText
 
 if TYPE_CHECKING:
     from array import array

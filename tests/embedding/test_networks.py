@@ -26,16 +26,16 @@ from engine_models import write_qwen
 from tolerances import VECTOR_ATOL
 
 from mlx_backend.device import Device
-from mlx_backend.embedding.base import EncodedText
 from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.embedding.mlx.network import MLXNetwork
+from mlx_backend.embedding.text_encoder import EncodedText
 from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable
 
-    from mlx_backend.embedding.base import NetworkInfo
+    from mlx_backend.embedding.worker import NetworkInfo
     from mlx_backend.models.files import ModelType
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -253,7 +253,7 @@ def test_cross_encoders_score_as_the_numpy_implementation(tmp_path: Path) -> Non
 def test_a_causal_reranker_scores_by_the_difference_of_the_logits_of_yes_and_no(tmp_path: Path) -> None:
     folder = write_ranking_qwen(tmp_path / "Qwen3-Reranker")
     loaded, known = LoadedNetwork(folder, rerank=True), Reference(folder)
-    yes, no = loaded.info.encoder.yes_no_tokens()  # type: ignore[attr-defined]  # of rerankers only
+    yes, no = loaded.info.encoder.yes_no_tokens()
     text, truncated = loaded.info.encoder.encode_pair("fox", "the quick brown fox", None, 1024)
     assert not truncated
     state = reference.qwen(known, list(text.tokens))[-1]

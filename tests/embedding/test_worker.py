@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scripted_network import SOON, ScriptedNetwork
 
-from mlx_backend.device.lock import FairLock
-from mlx_backend.embedding.base import EncodedText
+from mlx_backend.device.threads import FairLock
+from mlx_backend.embedding.text_encoder import EncodedText
 from mlx_backend.embedding.worker import MAX_BATCH_TEXTS, MIN_BATCH_TOKENS, EmbeddingJob, Worker
 from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
 

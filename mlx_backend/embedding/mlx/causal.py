@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_backend.embedding.mlx.attention import attention_mask
+from mlx_backend.embedding.mlx.encoders import attention_mask
 from mlx_backend.layers.architecture import load_network
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from mlx.utils import tree_flatten
 
 from mlx_backend.device.mlx import keep_compiled_kernels, load_weights, set_precision, weight_bytes
 from mlx_backend.embedding.embedding_config import context_length, embedding_config, max_positions
-from mlx_backend.embedding.mlx.bert import ACTIVATIONS, Bert
 from mlx_backend.embedding.mlx.causal import Bidirectional, Causal, load_causal
-from mlx_backend.embedding.mlx.modernbert import ModernBert
+from mlx_backend.embedding.mlx.encoders import ACTIVATIONS, Bert, ModernBert
 from mlx_backend.errors import EngineError
 from mlx_backend.models.download import find_folder
 from mlx_backend.models.files import ENCODERS, read_json_or_empty

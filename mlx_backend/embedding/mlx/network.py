@@ -13,10 +13,10 @@ import mlx.core as mx
 
 from mlx_backend.device.memory import format_bytes, room_for_weights, too_large
 from mlx_backend.device.mlx import weight_bytes
-from mlx_backend.embedding.base import NetworkInfo
 from mlx_backend.embedding.mlx.causal import Causal
 from mlx_backend.embedding.mlx.loading import load_embedding_model
 from mlx_backend.embedding.text_encoder import TextEncoder
+from mlx_backend.embedding.worker import NetworkInfo
 from mlx_backend.errors import EngineError, EngineRefused
 from mlx_backend.layers.many_rows import use_many_rows_layers
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from mlx_backend.device import Device
     from mlx_backend.device.memory import MemoryReservation
     from mlx_backend.device.wired import WiredWeights
-    from mlx_backend.embedding.base import EncodedText
     from mlx_backend.embedding.embedding_config import EmbeddingOptions, Pooling
     from mlx_backend.embedding.mlx.loading import EmbeddingModel
+    from mlx_backend.embedding.text_encoder import EncodedText
     from mlx_backend.layers.many_rows import ManyRows
     from mlx_backend.models.files import ModelType
 

@@ -16,7 +16,7 @@ from running_server import RunningServer, served
 from scripted_engine import ScriptedEngine
 from scripted_network import SOON, ScriptedNetwork
 
-from mlx_backend.device.lock import FairLock
+from mlx_backend.device.threads import FairLock
 from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.embedding.mlx import load_worker
 from mlx_backend.embedding.text_encoder import TextEncoder

@@ -28,7 +28,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 from tokenizers import Tokenizer
 
-from mlx_backend.embedding.mlx.modernbert import ModernBert
+from mlx_backend.embedding.mlx.encoders import ModernBert
 from training.embedding import pairs, synthetic
 from training.embedding.tokens import learn_tokenizer
 

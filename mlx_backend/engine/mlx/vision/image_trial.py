@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from mlx_backend.device.lock import FairLock
+    from mlx_backend.device.threads import FairLock
     from mlx_backend.engine.images import PromptImage
     from mlx_backend.engine.mlx.loading import CheckSize, Networks
 
