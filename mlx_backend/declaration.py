@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -20,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from enum import StrEnum
 
 type Network = IPv4Network | IPv6Network
 
@@ -193,42 +193,23 @@ def size(unit: int, metavar: str, what: str, *, above: bool = False) -> Kind:
     return Kind(words=words, metavar=metavar, type=int, parse=parse, show=lambda value: f"{value / unit:g}")
 
 
-def one_of(values: type[StrEnum]) -> Kind:
-    """Return the kind of a word from a list."""
-    words = tuple(value.value for value in values)
+def one_of(*values: Any) -> Kind:
+    """Return the kind of a value from a list: words, whole numbers, or all members of an enumeration."""
+    known = {str(value): value for value in values}
+
+    def parse(text: str) -> Any:
+        if text not in known:
+            raise ValueError
+        return known[text]
+
+    enumeration = type(values[0]) if isinstance(values[0], StrEnum) else None
     return Kind(
-        words=f"one of {', '.join(words)}",
-        metavar="{" + ",".join(words) + "}",
-        type=values,
-        parse=values,
-        convert=values,
+        words=f"one of {', '.join(known)}",
+        metavar="{" + ",".join(known) + "}",
+        type=enumeration or Literal[values],
+        parse=parse,
+        convert=enumeration,
     )
-
-
-def one_of_words(*words: str) -> Kind:
-    """Return the kind of a word from a list that has no enumeration."""
-
-    def parse(text: str) -> str:
-        if text not in words:
-            raise ValueError
-        return text
-
-    choices = ", ".join(words)
-    metavar = "{" + ",".join(words) + "}"
-    return Kind(words=f"one of {choices}", metavar=metavar, type=Literal[words], parse=parse)
-
-
-def one_of_numbers(*numbers: int) -> Kind:
-    """Return the kind of a number from a list."""
-
-    def parse(text: str) -> int:
-        if (value := int(text)) not in numbers:
-            raise ValueError
-        return value
-
-    choices = ", ".join(map(str, numbers))
-    metavar = "{" + choices.replace(" ", "") + "}"
-    return Kind(words=f"one of {choices}", metavar=metavar, type=Literal[numbers], parse=parse)
 
 
 def switch() -> Kind:

@@ -210,7 +210,7 @@ class ReplySettings(SamplingSettings):
         None, _EFFORT, help="how much the model reasons before it answers", default="the model's own default"
     )
     reasoning_format: ReasoningFormat | None = declare(
-        None, one_of(ReasoningFormat), help="how the reasoning is sent", default="separate"
+        None, one_of(*ReasoningFormat), help="how the reasoning is sent", default="separate"
     )
     max_tokens: int | None = declare(
         None, whole(1), help="most tokens in a reply, reasoning included", default="what the context holds"
@@ -345,7 +345,7 @@ class Settings(ReplySettings):
     max_repeated_tokens: int = 8192
     reasoning_field: ReasoningField = declare(
         ReasoningField.REASONING_CONTENT,
-        one_of(ReasoningField),
+        one_of(*ReasoningField),
         help="name of the field for separate reasoning",
         group="replies",
     )

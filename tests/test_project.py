@@ -183,7 +183,7 @@ def test_what_the_page_for_macs_advises_beside_docker_holds_the_model_and_leaves
     page = (ROOT / "docs/mac.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) GB \| `--memory-gb (\d+)`[^|]* \| `([^`]+)` \|$", page, re.MULTILINE)
     assert len(rows) == 3
-    weights = dict(RECOMMENDED_MODELS)
+    weights = {each.repository: each.weights for each in RECOMMENDED_MODELS}
     for mac, limit, repository in rows:
         assert weights[repository] + MIN_FOR_CACHES <= room_for_weights(int(limit) << 30), repository
         assert int(mac) - int(limit) >= 8 + (MIN_FOR_THE_REST >> 30), "for Docker and macOS"

@@ -17,7 +17,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,19 +140,15 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-
-        def figure(value: Figure | None) -> dict[str, float] | None:
-            return None if value is None else {"median": value.median, "low": value.low, "high": value.high}
-
         return {
             "varies": self.case.varies,
             "prompt_tokens": self.prompt_tokens,
             "effort": self.case.effort,
             "requests": self.case.requests,
-            "first_token_seconds": figure(self.first),
-            "first_answer_token_seconds": figure(self.answer),
-            "tokens_per_second": figure(self.rate),
-            "tokens_per_second_of_all": figure(self.total_rate),
+            "first_token_seconds": self.first and asdict(self.first),
+            "first_answer_token_seconds": self.answer and asdict(self.answer),
+            "tokens_per_second": self.rate and asdict(self.rate),
+            "tokens_per_second_of_all": self.total_rate and asdict(self.total_rate),
             "completion_tokens": self.tokens,
             "reasoning_tokens": self.reasoning_tokens,
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import mimetypes
 import re
@@ -13,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.commands.errors import CommandError
 from mlx_backend.commands.list import marked_levels
-from mlx_backend.commands.options import values_of
 from mlx_backend.conversation.effort import EffortError, parse_effort
-from mlx_backend.registry.errors import ConfigurationError
-from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mlx_backend.commands.running_server import RunningServer
 
+MAX_IMAGE_BYTES = 64 << 20
+"""Bytes of a picture's file that is read to be shown; a server may take fewer, and says so."""
 _PART = re.compile(r"messages\W+(\d+)\W+content\W+(\d+)")
 """Where the server's errors say that a part of a message is."""
 
@@ -55,9 +53,14 @@ class ChatSession:
 
     def body(self, message: dict[str, Any], **more: Any) -> dict[str, Any]:
         """Return the request for an answer to a message."""
-        system = [{"role": "system", "content": self.system}] if self.system else []
         effort = {} if self.effort is None else {"reasoning_effort": self.effort}
-        return {"model": self.model, "messages": [*system, *self.messages, message], **effort, **more}
+        return {"model": self.model, "messages": [*self.history, message], **effort, **more}
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """What was said, the system prompt first."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.messages]
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the whole answer to a message, as the server sends it."""
@@ -139,13 +142,9 @@ def image_part(name: str) -> dict[str, Any]:
     if not kind.startswith("image/"):
         raise CommandError(f"{file} is no picture, by its name.")
     try:
-        most = Settings(**values_of(Settings, argparse.Namespace())).max_image_bytes
-    except ConfigurationError as error:
-        raise CommandError(str(error)) from None
-    try:
-        if file.stat().st_size > most:
+        if file.stat().st_size > MAX_IMAGE_BYTES:
             raise CommandError(
-                f"{file} is larger than {most >> 20} MB, which is the limit of servers here (--max-image-mb)."
+                f"{file} is larger than {MAX_IMAGE_BYTES >> 20} MB, which is too large to show."
             )
         data = base64.b64encode(file.read_bytes()).decode()
     except (OSError, ValueError) as error:

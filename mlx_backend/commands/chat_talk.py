@@ -233,13 +233,9 @@ def _text_of(message: Mapping[str, Any]) -> str:
 
 
 def _as_markdown(chat: ChatSession) -> str:
-    system = [f"## System\n\n{chat.system}\n"] if chat.system else []
-    said = [f"## {message['role'].capitalize()}\n\n{_text_of(message)}\n" for message in chat.messages]
-    return "\n".join([f"# {chat.model}\n", *system, *said])
+    said = [f"## {message['role'].capitalize()}\n\n{_text_of(message)}\n" for message in chat.history]
+    return "\n".join([f"# {chat.model}\n", *said])
 
 
 def _as_json(chat: ChatSession) -> str:
-    system = [{"role": "system", "content": chat.system}] if chat.system else []
-    return json.dumps(
-        {"model": chat.model, "messages": [*system, *chat.messages]}, ensure_ascii=False, indent=2
-    )
+    return json.dumps({"model": chat.model, "messages": chat.history}, ensure_ascii=False, indent=2)

@@ -352,32 +352,35 @@ class ServerState:
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> ServerState:
         """Ask it."""
-        with closing(RunningServer.of(arguments)) as server:
-            return cls._of(server, has_key=bool(arguments.key or os.environ.get(KEY_VARIABLE)))
-
-    @classmethod
-    def _of(cls, server: RunningServer, *, has_key: bool) -> ServerState:
         from urllib.parse import urlsplit
 
         from mlx_backend.commands.start_lines import own_address
         from mlx_backend.server.port_check import port_in_use
 
-        parts = urlsplit(server.url)
+        with closing(RunningServer.of(arguments)) as server:
+            url, health, problem = server.url, {}, ""
+            try:
+                health = server.health()
+            except CommandError as error:
+                problem = str(error)
+        parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-        known: dict[str, Any] = {"url": server.url, "port": port, "is_elsewhere": host not in LOOPBACK}
-        try:
-            health = server.health()
-        except CommandError as error:
-            in_use = port_in_use(host, port) if host in LOOPBACK else str(error)
-            return cls(**known, has_key=has_key, in_use=in_use or "")
+        has_key = bool(arguments.key or os.environ.get(KEY_VARIABLE))
+        known: dict[str, Any] = {
+            "url": url,
+            "port": port,
+            "is_elsewhere": host not in LOOPBACK,
+            "has_key": has_key,
+        }
+        if problem:
+            return cls(**known, in_use=(port_in_use(host, port) or "") if host in LOOPBACK else problem)
         address = own_address(socket.AF_INET)
         return cls(
             **known,
             is_ours=True,
             version=str(health.get("version", "")),
             models=tuple(str(each["model"]) for each in health.get("models", ())),
-            needs_key=_asks_for_key(server.url),
-            has_key=has_key,
+            needs_key=_asks_for_key(url),
             key_is_right=not has_key or "models" in health,
             on_network=None if address is None else _is_reached(address, port),
         )

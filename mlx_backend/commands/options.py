@@ -21,7 +21,7 @@ from mlx_backend.declaration import (
     SettingError,
     declare,
     declared,
-    one_of_words,
+    one_of,
     option_of,
     path,
     seconds,
@@ -128,11 +128,11 @@ class ServeOptions:
         default="never",
     )
     log_level: str = declare(
-        "info", one_of_words("debug", "info", "warning", "error"), help="what to log", group="log"
+        "info", one_of("debug", "info", "warning", "error"), help="what to log", group="log"
     )
     log_format: str = declare(
         "text",
-        one_of_words("text", "json"),
+        one_of("text", "json"),
         help="what a line of the log is: words, or a JSON object for programs",
         group="log",
     )

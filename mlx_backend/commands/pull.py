@@ -48,9 +48,10 @@ def fetched(repository: str, models: LocalModels) -> Path:
     from mlx_backend.models.download import download
     from mlx_backend.models.folders import repository_bytes
 
-    weights = repository_bytes(repository) or dict(RECOMMENDED_MODELS).get(repository)
+    known = {each.repository: each.weights for each in RECOMMENDED_MODELS}
+    weights = repository_bytes(repository) or known.get(repository)
     if weights is not None and weights > models.room:
-        smaller = [each for each in reversed(RECOMMENDED_MODELS) if each.weights < weights]
+        smaller = [each[:2] for each in reversed(RECOMMENDED_MODELS) if each.weights < weights]
         raise CommandError(
             too_large(repository, weights, models.memory, is_given=models.is_memory_given, smaller=smaller)
         )

@@ -8,7 +8,7 @@ from mlx_backend.commands.local_models import LocalModels, add_folder_options
 from mlx_backend.commands.terminal import add_json_option, console, print_json, print_table
 from mlx_backend.device.memory import format_bytes, leaves_room_for_caches
 from mlx_backend.models.folders import format_size
-from mlx_backend.models.spec import CACHE_BYTES, RECOMMENDED_MODELS
+from mlx_backend.models.spec import RECOMMENDED_MODELS
 
 if TYPE_CHECKING:
     import argparse
@@ -30,11 +30,11 @@ def run(arguments: argparse.Namespace) -> int:
             {
                 "name": name,
                 "bytes": size,
-                "memory": {str(tokens): size + caches for tokens, caches in CACHE_BYTES[name].items()},
+                "memory": {str(32 << 10): size + at_32k, str(128 << 10): size + at_128k},
                 "fits": name in fitting,
                 "downloaded": name in here,
             }
-            for name, size in RECOMMENDED_MODELS
+            for name, size, at_32k, at_128k in RECOMMENDED_MODELS
         ]
         print_json({"room": room, "models": listed, "best": fitting[-1] if fitting else None})
         return 0
@@ -45,11 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
                 name,
                 format_size(size),
                 format_bytes(size),
-                *(format_bytes(size + caches) for caches in CACHE_BYTES[name].values()),
+                format_bytes(size + at_32k),
+                format_bytes(size + at_128k),
                 "yes" if name in fitting else "no",
                 "yes" if name in here else "-",
             )
-            for name, size in RECOMMENDED_MODELS
+            for name, size, at_32k, at_128k in RECOMMENDED_MODELS
         ],
     )
     console().print(

@@ -100,8 +100,9 @@ def start_lines(
     first, *others = models.statuses()
     port = url.rpartition(":")[2]
     lines = [f"Model {first.name}"]
-    address, body = _EXAMPLES[models.model_type(first.name)]
-    if effort := models.describe(first.name).default_effort:
+    described = models.describe(first.name)
+    address, body = _EXAMPLES[described.kind]
+    if effort := described.default_effort:
         lines = [f"{lines[0]}, reasoning effort {effort} (default)"]
     if others:
         lines.append(f"  Also served: {', '.join(status.name for status in others[:20])}")

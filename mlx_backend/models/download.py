@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from filelock import Timeout
-from huggingface_hub import HfApi, constants, get_session, hf_hub_url, snapshot_download
+from huggingface_hub import constants, get_session, hf_hub_url, snapshot_download
 from huggingface_hub.errors import (
     DisabledRepoError,
     GatedRepoError,
@@ -38,7 +38,6 @@ from huggingface_hub.utils import tqdm as library_bar
 
 from mlx_backend.errors import EngineError, EngineStopped, first_line
 from mlx_backend.models.folders import (
-    LISTING_SECONDS,
     NEEDED_FILES,
     any_match,
     cached_snapshot,
@@ -46,6 +45,7 @@ from mlx_backend.models.folders import (
     check_weights,
     format_size,
     gguf,
+    listing,
     read_config,
 )
 
@@ -177,7 +177,7 @@ def _snapshot(repository: str, patterns: Sequence[str], *, local_only: bool = Fa
 
 def _listing(repository: str) -> tuple[str, list[_RemoteFile]]:
     """Return the current commit of a repository, and its files."""
-    found = HfApi().model_info(repository, files_metadata=True, timeout=LISTING_SECONDS)
+    found = listing(repository)
     files = [
         # The checksum becomes a file's name here.
         _RemoteFile(

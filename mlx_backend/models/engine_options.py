@@ -10,8 +10,7 @@ from mlx_backend.declaration import (
     SettingError,
     declare,
     declared,
-    one_of_numbers,
-    one_of_words,
+    one_of,
     option_of,
     path,
     seconds,
@@ -83,7 +82,7 @@ class EngineOptions:
 
     engine: Literal["full", "plain"] = declare(
         "full",
-        one_of_words("full", "plain"),
+        one_of("full", "plain"),
         help="plain: mlx-lm's batch generator alone, to compare with; without prompt cache, drafts, adapters, "
         "images or a limit on the memory of caches",
         group="memory and speed",
@@ -140,7 +139,7 @@ class EngineOptions:
     )
     wired: Literal["auto", "on", "off"] = declare(
         "auto",
-        one_of_words("auto", "on", "off"),
+        one_of("auto", "on", "off"),
         help="whether macOS must keep the models' weights resident; auto: if they are more than half of what "
         "it recommends",
         group="memory and speed",
@@ -184,7 +183,7 @@ class EngineOptions:
     # KV caches and drafts
     kv_bits: int | None = declare(
         None,
-        one_of_numbers(2, 3, 4, 5, 6, 8),
+        one_of(2, 3, 4, 5, 6, 8),
         help="quantise the KV caches to this many bits: those of layers that attend to everything; sliding windows "
         "and states stay as they are",
         of_one_model=True,
@@ -193,7 +192,7 @@ class EngineOptions:
     )
     kv_group_size: int = declare(
         64,
-        one_of_numbers(*GROUP_SIZES),
+        one_of(*GROUP_SIZES),
         help="group size of that quantisation",
         of_one_model=True,
         group="memory and speed",

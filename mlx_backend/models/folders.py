@@ -32,6 +32,8 @@ from mlx_backend.models.tasks import why_not_served
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
+    from huggingface_hub import ModelInfo
+
 log = logging.getLogger(__name__)
 
 WEIGHTS: Final = "model*.safetensors"
@@ -45,7 +47,7 @@ NEEDED_FILES: Final = (
 Python code and tiktoken's vocabularies are for models that need --trust-remote-code, the numbered folders for further
 layers of sentence transformers, and what begins with mtp is a head.
 """
-LISTING_SECONDS: Final = 10
+_LISTING_SECONDS: Final = 10
 _INDEX: Final = "model.safetensors.index.json"
 _PART: Final = re.compile(r"(model.*)-(\d+)-of-(\d+)\.safetensors")
 """The name of a part of the weights: what they are called, its number, and how many there are."""
@@ -541,12 +543,17 @@ def adapter_bytes(folder: Path) -> int | None:
         return None
 
 
-def repository_bytes(repository: str, endpoint: str | None = None) -> int | None:
-    """Return the size of the weights in a repository, from its listing at `endpoint` (None: the configured one)."""
+def listing(repository: str, endpoint: str | None = None) -> ModelInfo:
+    """Return what Hugging Face, or another `endpoint`, says of a repository's files. Raises what its library does."""
     from huggingface_hub import HfApi
 
+    return HfApi(endpoint=endpoint).model_info(repository, files_metadata=True, timeout=_LISTING_SECONDS)
+
+
+def repository_bytes(repository: str, endpoint: str | None = None) -> int | None:
+    """Return the size of the weights in a repository, from its listing at `endpoint` (None: the configured one)."""
     try:
-        found = HfApi(endpoint=endpoint).model_info(repository, files_metadata=True, timeout=LISTING_SECONDS)
+        found = listing(repository, endpoint)
         sizes = {file.rfilename: file.size or 0 for file in found.siblings or ()}
     except Exception as error:  # of whatever kind: the download that follows explains it
         log.debug("The size of %s is not known: %s", repository, error)

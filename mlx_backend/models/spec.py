@@ -69,40 +69,29 @@ class ModelSpec:
 
 
 class RecommendedModel(NamedTuple):
-    """A repository on Hugging Face, and the bytes of its weights, as it lists them."""
+    """A repository on Hugging Face, the bytes of its weights, as it lists them, and those of one reply's caches.
+
+    The caches are those of 32k and of 128k tokens of prompt and reply, without --kv-bits; a test counts them as the
+    engine does.
+    """
 
     repository: str
     weights: int
+    at_32k: int
+    at_128k: int
 
 
 RECOMMENDED_MODELS: Final = (
-    RecommendedModel("mlx-community/Qwen3.5-4B-MLX-4bit", 3_060_000_000),
-    RecommendedModel("mlx-community/Qwen3.5-9B-4bit", 5_980_000_000),
-    RecommendedModel("mlx-community/gpt-oss-20b-MXFP4-Q8", 12_100_000_000),
-    RecommendedModel("mlx-community/gemma-4-26b-a4b-it-4bit", 15_370_000_000),
-    RecommendedModel("mlx-community/Qwen3.8-27B-4bit", 16_100_000_000),
-    RecommendedModel("mlx-community/Qwen3.6-35B-A3B-4bit", 20_430_000_000),
-    RecommendedModel("mlx-community/gpt-oss-120b-MXFP4-Q8", 63_410_000_000),
+    RecommendedModel("mlx-community/Qwen3.5-4B-MLX-4bit", 3_060_000_000, 1_125_253_120, 4_346_478_592),
+    RecommendedModel("mlx-community/Qwen3.5-9B-4bit", 5_980_000_000, 1_125_253_120, 4_346_478_592),
+    RecommendedModel("mlx-community/gpt-oss-20b-MXFP4-Q8", 12_100_000_000, 808_452_096, 3_224_371_200),
+    RecommendedModel("mlx-community/gemma-4-26b-a4b-it-4bit", 15_370_000_000, 880_803_840, 2_894_069_760),
+    RecommendedModel("mlx-community/Qwen3.8-27B-4bit", 16_100_000_000, 2_301_427_712, 8_743_878_656),
+    RecommendedModel("mlx-community/Qwen3.6-35B-A3B-4bit", 20_430_000_000, 735_477_760, 2_748_743_680),
+    RecommendedModel("mlx-community/gpt-oss-120b-MXFP4-Q8", 63_410_000_000, 1_212_678_144, 4_836_556_800),
 )
 """A few that are worth recommending, from small to large.
 
 README's table of what fits which Mac shows the same ones, and so does the plugin's list of predefined models
 (`dify_mlx_provider/packaging/predefined.py`); tests compare them.
-"""
-
-CACHE_BYTES: Final = {
-    repository: {32 << 10: at_32k, 128 << 10: at_128k}
-    for repository, at_32k, at_128k in (
-        ("mlx-community/Qwen3.5-4B-MLX-4bit", 1_125_253_120, 4_346_478_592),
-        ("mlx-community/Qwen3.5-9B-4bit", 1_125_253_120, 4_346_478_592),
-        ("mlx-community/gpt-oss-20b-MXFP4-Q8", 808_452_096, 3_224_371_200),
-        ("mlx-community/gemma-4-26b-a4b-it-4bit", 880_803_840, 2_894_069_760),
-        ("mlx-community/Qwen3.8-27B-4bit", 2_301_427_712, 8_743_878_656),
-        ("mlx-community/Qwen3.6-35B-A3B-4bit", 735_477_760, 2_748_743_680),
-        ("mlx-community/gpt-oss-120b-MXFP4-Q8", 1_212_678_144, 4_836_556_800),
-    )
-}
-"""What the caches of one reply of these models take, by the tokens of its prompt and itself, without --kv-bits.
-
-A test counts it as the engine does.
 """

@@ -27,7 +27,7 @@ from mlx_backend.declaration import (
     Setting,
     SettingError,
     declared,
-    one_of_words,
+    one_of,
     seconds,
     switch,
     text,
@@ -67,7 +67,8 @@ def _path(value: object, info: ValidationInfo) -> Path:
         raise SettingError("begins with the home of a user that does not exist") from None
 
 
-def _names(value: object) -> tuple[str, ...]:
+def check_names(value: object) -> tuple[str, ...]:
+    """Return a list of names, each once. Raises SettingError for a name, and ValueError for what is no list."""
     if not isinstance(value, list):
         raise ValueError
     return tuple(dict.fromkeys(check_name(item) for item in value))
@@ -119,7 +120,7 @@ def _template(value: object, info: ValidationInfo) -> str:
 
 _TYPES: Mapping[str, Any] = {
     "model": Annotated[str, PlainValidator(_source)],
-    "aliases": Annotated[tuple[str, ...], PlainValidator(_names)],
+    "aliases": Annotated[tuple[str, ...], PlainValidator(check_names)],
     "chat_template_kwargs": Annotated[dict[str, Any], PlainValidator(_template_kwargs)],
     "adapter_path": Annotated[Path, PlainValidator(_folder)],
     "adapters": Annotated[dict[str, Path], PlainValidator(_folders)],
@@ -164,9 +165,7 @@ MODEL_KEYS: Mapping[str, Setting] = {
         kind=_kind('a list of names: ["one", "two"]', tuple), help="further names that clients may use"
     ),
     "pinned": Setting(kind=switch(), help="load the model at start and never unload it"),
-    "type": Setting(
-        kind=one_of_words(*TYPES), help="what the model is made for", default="what its files say"
-    ),
+    "type": Setting(kind=one_of(*TYPES), help="what the model is made for", default="what its files say"),
     **EMBEDDING,
     **SHARED_KEYS,
 }
@@ -220,10 +219,7 @@ class _ModelsFile(TableParser):
 
     def _model(self, name: str, table: Any, shared: Mapping[str, Any]) -> ModelSpec:
         where = f"models.{toml_key(name)}"
-        try:
-            check_name(name)
-        except SettingError as error:
-            self.mistakes.append(f"{where}: the name {error}.")
+        self.check_name(where, name, check_name)
         own = self.values(where, table, ModelTable)
         if isinstance(table, dict) and "model" not in table:
             self.mistakes.append(

@@ -188,10 +188,6 @@ class MultiModelRegistry:
             length = folder_context_length(folder, spec.source, self._embedding_options(spec))
         return ModelDescription(kind=model_type, context_length=length, capabilities=(model_type,))
 
-    def model_type(self, name: str) -> ModelType:
-        """Return a model's type."""
-        return self._catalogue.model_type(self._called(name).spec)
-
     def files(self, name: str) -> ModelFiles:
         folder = self._catalogue.folder(self._called(name).spec)
         return model_files(folder) if folder is not None else ModelFiles()
@@ -327,7 +323,7 @@ def _model_memory(
     """Return what the catalogue measures, within the device's limit."""
 
     def explained(spec: ModelSpec, size: int) -> str:
-        smaller = RECOMMENDED_MODELS[::-1] if catalogue.model_type(spec) == "llm" else ()
+        smaller = [each[:2] for each in RECOMMENDED_MODELS[::-1] if catalogue.model_type(spec) == "llm"]
         is_given = options.memory_bytes is not None
         return too_large(spec.name, size, budget.limit, is_given=is_given, smaller=smaller)
 

@@ -17,7 +17,7 @@ from mlx_backend.declaration import SettingError
 from mlx_backend.registry.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
     from pydantic_core import ErrorDetails
@@ -112,6 +112,13 @@ class TableParser:
             rest = {key: value for key, value in table.items() if key not in errors}
             valid = model.model_validate(rest, context=self._folder)
         return {name: getattr(valid, name) for name in valid.model_fields_set}
+
+    def check_name(self, where: str, name: str, check: Callable[[str], object]) -> None:
+        """Add the mistake of a table's name, if `check` raises SettingError for it."""
+        try:
+            check(name)
+        except SettingError as error:
+            self.mistakes.append(f"{where}: the name {error}.")
 
     def refuse(self, where: str, value: Any, right: str) -> None:
         """Add the mistake of a value."""

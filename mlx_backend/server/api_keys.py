@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import PlainValidator
 
 from mlx_backend.declaration import Kind, Setting, SettingError, text, whole
-from mlx_backend.registry.config_file import check_name
+from mlx_backend.registry.config_file import check_names
 from mlx_backend.registry.errors import ConfigurationError
 from mlx_backend.registry.toml_tables import TableParser, decode, read_text, table_model, toml_key
 from mlx_backend.settings import check_key, key_name
@@ -171,9 +171,9 @@ def _key_sha256(value: object) -> bytes:
 
 
 def _models(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value:
+    if not value:
         raise ValueError
-    return tuple(dict.fromkeys(check_name(each) for each in value))
+    return check_names(value)
 
 
 LIMITS: Mapping[str, Setting] = {
@@ -231,10 +231,7 @@ class _Parser(TableParser):
 
     def _api_key(self, name: str, table: Any, shared: Mapping[str, Any]) -> ApiKey | None:
         where = f"keys.{toml_key(name)}"
-        try:
-            key_name(name)
-        except SettingError as error:
-            self.mistakes.append(f"{where}: the name {error}.")
+        self.check_name(where, name, key_name)
         if isinstance(table, str):
             table = {"key": table}
         if not isinstance(table, dict):  # not `values`, which would repeat it

@@ -126,15 +126,15 @@ class Preparations:
     def drain(self) -> None:
         """Cancel those that take long, now and from now on: the server is about to stop."""
         self._stops_long = True
-        self._cancel(lambda takes_long: takes_long)
+        self._cancel()
 
     def stop(self) -> None:
         """Cancel all, now and from now on: the server stops."""
         self._stops_all = True
-        self._cancel(lambda _takes_long: True)
+        self._cancel()
 
-    def _cancel(self, is_meant: Callable[[bool], bool]) -> None:
+    def _cancel(self) -> None:
         with self._guard:
-            meant = [each for each, takes_long in self._running.items() if is_meant(takes_long)]
-        for preparation in meant:
+            running = [each for each, takes_long in self._running.items() if takes_long or self._stops_all]
+        for preparation in running:
             preparation.cancel(is_stopping=True)

@@ -82,7 +82,7 @@ def assert_declared(model: Predefined, family: PredefinedFamily, found: ModelDes
 
 
 def test_the_list_is_default_and_the_models_that_the_server_recommends() -> None:
-    assert [model.model for model in MODELS] == ["default", *(name for name, _ in RECOMMENDED_MODELS)]
+    assert [model.model for model in MODELS] == ["default", *(each.repository for each in RECOMMENDED_MODELS)]
     assert len(MODELS) <= 8, "a short list: every entry is a switch on Dify's page"
 
 
