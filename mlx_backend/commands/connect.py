@@ -71,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.client is None:
         return _list(as_json=arguments.json)
     client = _client(arguments.client)
-    access = _access(arguments)
+    with closing(RunningServer.of(arguments)) as server:
+        access = _access_to(server, arguments)
     if arguments.write:
         return _write(client, access, is_agreed=arguments.yes)
     if arguments.json:
@@ -129,13 +130,8 @@ def _client(name: str) -> ClientSetup:
     raise CommandError(f"unknown client {name!r}{meant}", status=WRONG_USAGE)
 
 
-def _access(arguments: argparse.Namespace) -> ServerAccess:
-    """Return what the running server is and has; what can be said without one if none runs."""
-    with closing(RunningServer.of(arguments)) as server:
-        return _access_to(server, arguments)
-
-
 def _access_to(server: RunningServer, arguments: argparse.Namespace) -> ServerAccess:
+    """Return what a server is and has; what can be said without it if it does not run."""
     key = arguments.key or os.environ.get(KEY_VARIABLE) or None
     secret = UNUSED if key is None else key if arguments.literal_key else None
     access = ServerAccess(url=server.url, model=arguments.model or "MODEL", secret=secret)

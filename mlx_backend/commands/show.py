@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     fields = [
         ("name", model.name),
         ("folder", str(model.folder)),
-        ("size", f"{format_size(size)} on disk{_and(model.files.quantization)}"),
+        ("size", ", ".join(filter(None, [f"{format_size(size)} on disk", model.files.quantization]))),
         ("family", model.files.architecture),
         ("type", described.kind),
         ("context", f"{described.context_length:,} tokens" if described.context_length else "not stated"),
@@ -88,10 +88,6 @@ def run(arguments: argparse.Namespace) -> int:
         fields.append((f"at {tokens >> 10}k tokens", text))
     print_fields(fields)
     return 0
-
-
-def _and(text: str) -> str:
-    return f", {text}" if text else ""
 
 
 def _template(model: LocalModel) -> str:

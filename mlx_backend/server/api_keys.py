@@ -38,7 +38,6 @@ from mlx_backend.settings import check_key, key_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     from mlx_backend.settings import Settings
 
@@ -123,7 +122,7 @@ def _keys_of(settings: Settings) -> tuple[ApiKey, ...]:
         keys.append(ApiKey(name=DEFAULT_NAME, digest=_digest(settings.api_key), is_shared=True))
     keys += [ApiKey(name=name, digest=_digest(key)) for name, key in settings.api_keys or ()]
     if settings.api_key_file is not None:
-        keys += read(settings.api_key_file)
+        keys += parse(read_text(settings.api_key_file), name=str(settings.api_key_file))
     if (refusal := _contradiction(keys)) is not None:
         raise ConfigurationError(refusal)
     return tuple(keys)
@@ -142,11 +141,6 @@ def _contradiction(keys: Iterable[ApiKey]) -> str | None:
         if (other := by_digest.setdefault(key.digest, key)) is not key:
             return f"The API keys {other.name!r} and {key.name!r} are the same; give each person another."
     return None
-
-
-def read(path: Path) -> list[ApiKey]:
-    """Read a file. Raises ConfigurationError with a line for each mistake."""
-    return parse(read_text(path), name=str(path))
 
 
 def parse(text: str, *, name: str = "keys.toml") -> list[ApiKey]:

@@ -130,7 +130,9 @@ class App:
         """Answer one request."""
         request = Request(environ)
         api = _api_of(request)
-        client = self._client(request, request.remote_addr or "")
+        forwarded_for = request.headers.get("X-Forwarded-For", "")
+        sender = self.proxies.client_address(request.remote_addr or "", forwarded_for)
+        client = auth.identify(request, self.api_keys, sender)
         record = RequestRecord(request, client, self._metrics.count)
         record.arrived()
         stack = ExitStack()
@@ -145,7 +147,10 @@ class App:
                 route = self._routes[address]
                 handler = route.handler.choose(request) or route.handler
                 api = handler.api
-                self._check_access(request, route, client)
+                if route.needs_key:
+                    auth.check(request, client)
+                if request.method == "POST" or route.method == WEBSOCKET:
+                    self._cors.refuse_foreign_page(request)
                 if request.method == "POST":
                     stack.callback(self.in_flight.begin(client.share))
                     if client.key is not None:
@@ -157,7 +162,9 @@ class App:
             # They refer to what was being done, the request's body with it, and what was being done to them.
             explained.__traceback__ = explained.__cause__ = explained.__context__ = None
             record.refused(explained)
-            response = _error_response(api, explained)
+            response = Response(
+                api.error(explained), api.status(explained), explained.headers, mimetype="application/json"
+            )
         record.status = response.status_code
         response.headers["x-request-id"] = response.headers["request-id"] = record.id
         response.call_on_close(stack.close)
@@ -166,10 +173,6 @@ class App:
             response.headers.extend(self._rate_limits.headers(client.key))
         self._cors.add_headers(request, response)
         return response(environ, start_response)
-
-    def _client(self, request: Request, peer: str) -> auth.Client:
-        address = self.proxies.client_address(peer, request.headers.get("X-Forwarded-For", ""))
-        return auth.identify(request, self.api_keys, address)
 
     @staticmethod
     def error_body(status: int, message: str) -> bytes:
@@ -193,12 +196,6 @@ class App:
         except NotFound:
             path = f"{request.method} {request.path[:200]!r}"
             raise ApiError(404, f"There is no {path} here; GET / lists what there is.") from None
-
-    def _check_access(self, request: Request, route: Route, client: auth.Client) -> None:
-        if route.needs_key:
-            auth.check(request, client)
-        if request.method == "POST" or route.method == WEBSOCKET:
-            self._cors.refuse_foreign_page(request)
 
     def _backend(self, record: RequestRecord) -> Backend:
         """Return what handlers work with for one request: the models that its client's key allows, and no others."""
@@ -244,7 +241,3 @@ def _api_of(request: Request) -> Api:
     if VERSION_HEADER in request.headers:
         return ANTHROPIC
     return OLLAMA if request.path.startswith("/api/") else OPENAI
-
-
-def _error_response(api: Api, error: ApiError) -> Response:
-    return Response(api.error(error), api.status(error), error.headers, mimetype="application/json")

@@ -69,7 +69,7 @@ def _operation(route: Route, path: str, schemas: _Schemas) -> dict[str, Any]:
     refusal = {"application/json": {"schema": schemas[(id(error_type), "serialization")]}}
     described: dict[str, Any] = {
         "summary": operation.summary,
-        "operationId": _identifier(route.method, path),
+        "operationId": "_".join([route.method.lower(), *re.findall(r"\w+", path)]),
         "responses": {
             **({} if route.method == WEBSOCKET else _answers(operation, schemas)),
             "4XX": {"description": "The request is refused, and why.", "content": refusal},
@@ -100,11 +100,6 @@ def _answers(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
         content[operation.stream_type] = {"schema": schemas[(id(operation.event), "serialization")]}
     answer = {"description": operation.summary, "content": content}
     return {str(status): answer for status in (200, *operation.also_answers)}
-
-
-def _identifier(method: str, path: str) -> str:
-    """Return a name for an operation that is one of a kind, such as `post_v1_chat_completions`."""
-    return "_".join([method.lower(), *re.findall(r"\w+", path)])
 
 
 class _Generator(GenerateJsonSchema):
