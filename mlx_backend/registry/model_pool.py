@@ -91,14 +91,14 @@ class LoadedService(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """How much memory there is for models, and how much each needs."""
+    """How many bytes all models together may take, and how many each takes, on this machine or not; 0 if not known.
+
+    `too_large` returns what to tell people of a model of so many bytes, which never fits.
+    """
 
     limit: Callable[[], int]
-    """Returns how many bytes all models together may take."""
     measure: Callable[[ModelSpec], int]
-    """Returns how many bytes a model takes, whether or not it is on this machine; 0 if that is not known."""
     too_large: Callable[[ModelSpec, int], str]
-    """Returns what to tell people of a model of so many bytes, which never fits."""
 
 
 UNLOADED = "It has been unloaded."
@@ -180,9 +180,10 @@ class ModelEntry[S]:
         ttl = self.spec.ttl if self.kept is None else self.kept
         return math.inf if ttl is None else ttl
 
-    def status(self) -> ModelStatus:
+    def status(self, now: float) -> ModelStatus:
         """Return its status as the pool knows it; what its engine does is not included."""
         attempt = self.attempt or LoadAttempt()
+        left = self.unload_at() - now if self.is_idle else self.ttl
         is_loading = self.state == "loading"
         state: ModelState = attempt.stage if self.state == "loading" else self.state
         return ModelStatus(
@@ -194,6 +195,7 @@ class ModelEntry[S]:
             in_use=self.leases,
             pinned=self.spec.pinned,
             detail=str(attempt.error) if state == "failed" and attempt.error is not None else "",
+            unloads_in=max(0.0, left) if math.isfinite(left) else None,
         )
 
 
@@ -318,24 +320,20 @@ class ModelPool[S: LoadedService]:
         """Return every servable model, loaded or not, without its engine's own figures."""
         listed = {spec.name: self._catalogue.loaded(spec) for spec in self._catalogue.models()}
         with self._changed:
-            entries = self._entries
-            more = {name: entry.spec for name, entry in entries.items() if entry.state != "unloaded"}
-            statuses: list[ModelStatus] = []
-            for name, spec in (
-                listed | {name: spec for name, spec in more.items() if name not in listed}
-            ).items():
-                entry = entries.get(spec.name) or ModelEntry(spec)
-                left = entry.unload_at() - self._clock.now() if entry.is_idle else entry.ttl
-                shares = spec.name if spec.name != name else ""
-                statuses.append(
-                    replace(
-                        entry.status(),
-                        name=name,
-                        shares=shares,
-                        unloads_in=max(0.0, left) if math.isfinite(left) else None,
-                    )
+            entries, now = self._entries, self._clock.now()
+            more = {
+                name: entry.spec
+                for name, entry in entries.items()
+                if entry.state != "unloaded" and name not in listed
+            }
+            return [
+                replace(
+                    (entries.get(spec.name) or ModelEntry(spec)).status(now),
+                    name=name,
+                    shares=spec.name if spec.name != name else "",
                 )
-            return statuses
+                for name, spec in {**listed, **more}.items()
+            ]
 
     def services(self) -> dict[str, S]:
         """Return the ready services by the name they were loaded under.
@@ -345,10 +343,10 @@ class ModelPool[S: LoadedService]:
         with self._changed:
             return {entry.spec.name: entry.service for entry in self._ready() if entry.service}
 
-    def stop(self, timeout: float | None = None) -> None:
+    def stop(self, timeout: float = 60.0) -> None:
         """Stop everything: waiting requests get an error, engines are stopped, threads joined. Idempotent.
 
-        A load that reports no progress cannot be interrupted; it is abandoned after `timeout` seconds (None: never).
+        A load that reports no progress cannot be interrupted; it is abandoned after `timeout` seconds.
         """
         with self._changed:
             self._stopping = True
@@ -360,9 +358,9 @@ class ModelPool[S: LoadedService]:
             loading = [*self._downloads, *filter(None, [self._loader])]
         for entry in ready:
             self._stop_engine(entry, "as the server is stopping")
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         for thread in (*loading, *filter(None, [self._unloader])):
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
         with self._changed:  # models that other threads are unloading
             self._changed.wait_for(self._none_unloading, timeout)
         if any(thread.is_alive() for thread in loading):
@@ -558,7 +556,7 @@ class ModelPool[S: LoadedService]:
         if self._stopping:
             raise EngineStopped("The server is stopping.")
         attempt.done, attempt.total, attempt.percent = done, total, int(100 * min(1.0, max(0.0, fraction)))
-        self._on_status(entry.status())
+        self._on_status(entry.status(self._clock.now()))
 
     def _publish(self, entry: ModelEntry[S], attempt: LoadAttempt, service: S, size: int) -> bool:
         """Mark a model as ready; False if the pool has been stopped meanwhile."""
@@ -571,7 +569,7 @@ class ModelPool[S: LoadedService]:
             entry.last_used, entry.failures = now, 0
             self._unload_due.notify()
             self._changed.notify_all()
-        self._on_status(entry.status())
+        self._on_status(entry.status(self._clock.now()))
         log.info("Loaded %s in %.1f s.", entry.spec.name, now - (attempt.started_at or now))
         return True
 
@@ -587,7 +585,7 @@ class ModelPool[S: LoadedService]:
             else:
                 entry.state = "unloaded"
             self._changed.notify_all()
-        self._on_status(entry.status())
+        self._on_status(entry.status(self._clock.now()))
         if error is not None and not attempt.is_reported:
             level = logging.INFO if isinstance(error, InsufficientMemory) else logging.WARNING
             log.log(level, "%s was not loaded: %s", entry.spec.name, error)
