@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.threaded import Engine
 
-REPLY = 20
+REPLY = 10
 TEXT = (20, 21, 22, 200, 201)
 
 

@@ -18,6 +18,7 @@ from mlx_backend.conversation.effort import Effort
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.models import files as model_files
+from mlx_backend.models import templates
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelDefaults
@@ -289,8 +290,9 @@ def test_a_broken_folder_is_described_as_far_as_it_goes_and_the_log_says_why(
 
 
 def test_a_template_that_never_ends_is_tried_once_and_its_model_listed_by_what_its_text_says(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(templates, "TRIAL_SECONDS", 0.2)
     write_tokenizer(tmp_path, byte_level())
     (tmp_path / "config.json").write_text("{}")
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

@@ -423,8 +423,11 @@ def test_budgets_may_be_set_and_the_level_above_them_is_free() -> None:
         "{{ reasoning_effort.nothing.at_all }}",
     ],
 )
-def test_a_template_that_cannot_be_probed_is_told_nothing(source: str) -> None:
-    scale = probe_effort(source, reasons=True, seconds=0.05)
+def test_a_template_that_cannot_be_probed_is_told_nothing(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates, "TRIAL_SECONDS", 0.2)
+    scale = probe_effort(source, reasons=True)
     assert scale.efforts == ("none", "low", "medium", "high")
     assert all(not level.template_kwargs for level in scale.levels)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from byte_tokenizer import ByteTokenizer
 
-from mlx_backend.constraints import GrammarError, Grammars, Spec
+from mlx_backend.constraints import GrammarError, Grammars, Spec, sandbox
 from mlx_backend.constraints.compiler import ReplyRules, Rule
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
@@ -348,8 +348,9 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("schema", HOSTILE.values(), ids=HOSTILE)
 def test_a_schema_that_would_take_for_ever_is_refused_in_seconds(
-    grammars: Grammars, schema: dict[str, Any]
+    grammars: Grammars, schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.2)
     with pytest.raises(GrammarError, match=r"too complex|nothing can satisfy"):
         grammars.json_schema(schema, strict=False).start()
 

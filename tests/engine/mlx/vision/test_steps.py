@@ -117,13 +117,13 @@ def test_a_reply_that_is_preempted_goes_on_as_if_it_had_not_been(
 def crowd(seeing: Seeing) -> list[GenerationRequest]:
     """Long and short replies, about images and not."""
     return [
-        seeing.request(*LAYOUTS["images side by side"], tokens=40),
+        seeing.request(*LAYOUTS["images side by side"], tokens=20),
         seeing.request((2, *range(30, 40)), tokens=40),
-        seeing.request(*LAYOUTS["an image at the beginning"], tokens=50),
-        seeing.request((2, *range(100, 190)), tokens=30),
-        seeing.request((2,), noise(80), TEXT, tokens=40, sampling=Sampling(temperature=1.0, seed=6)),
-        seeing.request(*LAYOUTS["an image after a long text"], tokens=30),
-        seeing.request(*LAYOUTS["an image at the end"], tokens=60),
+        seeing.request(*LAYOUTS["an image at the beginning"], tokens=30),
+        seeing.request((2, *range(100, 190)), tokens=15),
+        seeing.request((2,), noise(80), TEXT, tokens=28, sampling=Sampling(temperature=1.0, seed=6)),
+        seeing.request(*LAYOUTS["an image after a long text"], tokens=15),
+        seeing.request(*LAYOUTS["an image at the end"], tokens=30),
     ]
 
 
