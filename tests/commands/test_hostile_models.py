@@ -125,7 +125,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
 def call(url: str, body: Any = None) -> tuple[int, Any]:
     data = None if body is None else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=120) as response:
+        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=600) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:
@@ -157,7 +157,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     (folder / "good" / "up").symlink_to("..")
     for name in SOME:
         put(folder / name.replace(" ", "-"), HOSTILE[name])
-    with server_process("--models-dir", str(folder), "--model", str(folder / "good")) as server:
+    # A template has its limit of processor time; how long that takes, a busy machine may not decide.
+    options = ("--models-dir", str(folder), "--model", str(folder / "good"), "--prepare-seconds", "600")
+    with server_process(*options) as server:
         yield server
         server.send(signal.SIGTERM)
         server.process.wait(60)

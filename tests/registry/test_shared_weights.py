@@ -150,27 +150,25 @@ def test_what_cannot_be_loaded_in_time_says_how_far_it_is_by_the_name_that_was_a
     served.models.stop()
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "header"),
-    [
-        ("plain:high", {}, "high (model name); level=high"),
-        ("gpt-4o:HIGH", {}, "high (model name); level=high"),
-        ("deep:low", {}, "low (model name); level=low"),
-        ("plain:none", {}, "none (model name); level=none; budget=0"),
-        ("plain:high", {"reasoning_effort": "low"}, "low (reasoning_effort); level=low"),
-        ("plain:high", {"enable_thinking": True}, "high (model name); level=high"),
-        (
-            "plain:high",
-            {"messages": [{"role": "system", "content": "Reasoning: low"}, USER]},
-            "low (system prompt); level=low",
-        ),
-    ],
-)
-def test_a_name_may_end_in_one_of_the_models_efforts(
-    served: Served, name: str, fields: dict[str, Any], header: str
-) -> None:
-    assert served.effort(name, **fields) == header
-    assert len(served.engines) == 1
+EFFORTS_IN_NAMES: list[tuple[str, dict[str, Any], str]] = [
+    ("plain:high", {}, "high (model name); level=high"),
+    ("gpt-4o:HIGH", {}, "high (model name); level=high"),
+    ("deep:low", {}, "low (model name); level=low"),
+    ("plain:none", {}, "none (model name); level=none; budget=0"),
+    ("plain:high", {"reasoning_effort": "low"}, "low (reasoning_effort); level=low"),
+    ("plain:high", {"enable_thinking": True}, "high (model name); level=high"),
+    (
+        "plain:high",
+        {"messages": [{"role": "system", "content": "Reasoning: low"}, USER]},
+        "low (system prompt); level=low",
+    ),
+]
+
+
+def test_a_name_may_end_in_one_of_the_models_efforts(served: Served) -> None:
+    for name, fields, header in EFFORTS_IN_NAMES:
+        assert served.effort(name, **fields) == header, name
+        assert len(served.engines) == 1
 
 
 def test_a_name_that_holds_a_colon_itself_comes_first(served: Served) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import ollama
@@ -42,17 +43,16 @@ def test_every_name_is_listed_with_a_tag_and_aliases_share_a_digest(client: Clie
     assert digests["chat:latest"] == digests["other:latest"] != digests["embedder:latest"]
 
 
-@pytest.mark.parametrize("name", ["chat", "chat:latest", "other", "chat:high"])
-@pytest.mark.parametrize("field", ["model", "name"])
-def test_a_model_is_shown_under_any_of_its_names(client: Client, name: str, field: str) -> None:
+def test_a_model_is_shown_under_any_of_its_names(client: Client) -> None:
     client.post("/v1/models/chat/load")
-    shown = client.post("/api/show", json={field: name}).get_json()
-    parsed = ollama.ShowResponse(**shown)
-    assert parsed.capabilities == ["completion", "tools", "thinking"]
-    assert parsed.modelinfo
-    assert parsed.modelinfo["general.architecture"] == "gpt_oss"
-    assert parsed.modelinfo["gpt_oss.context_length"] == 131_072
-    assert ".Suffix" not in shown["template"]
+    for field, name in product(("model", "name"), ("chat", "chat:latest", "other", "chat:high")):
+        shown = client.post("/api/show", json={field: name}).get_json()
+        parsed = ollama.ShowResponse(**shown)
+        assert parsed.capabilities == ["completion", "tools", "thinking"], name
+        assert parsed.modelinfo
+        assert parsed.modelinfo["general.architecture"] == "gpt_oss"
+        assert parsed.modelinfo["gpt_oss.context_length"] == 131_072
+        assert ".Suffix" not in shown["template"]
 
 
 def test_an_embedding_model_embeds_here_too(client: Client) -> None:

@@ -71,7 +71,7 @@ def half_right(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 @pytest.mark.parametrize("architecture", WITH_STATES)
 def test_replies_alone_and_together_are_those_without_drafts(tmp_path: Path, architecture: str) -> None:
     folder, other = (write(tmp_path / str(seed), architecture, seed=seed) for seed in (3, 4))
-    asked = requests(3)
+    asked = requests(3, max_tokens=16)
     with loaded_batch(folder) as plain:
         expected = tokens(alone(plain, asked))
     found = []

@@ -139,7 +139,7 @@ def test_caches_that_do_not_fit_each_other_fail_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Two of four come when the others are being decoded."""
-    asked = [request([20 + at] * (1 + 4 * at), count=50 + 5 * at) for at in range(4)]
+    asked = [request([20 + at] * (1 + 4 * at), count=24 + 5 * at) for at in range(4)]
     with loaded_batch(model) as batch:
         expected = alone(batch, asked)
         assert batch.runtime.abilities.can_pack
@@ -172,8 +172,8 @@ def test_caches_that_cannot_be_taken_apart_fail_nobody_when_one_leaves(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The first of three, then the second, leaves the batch; a fourth comes when its caches have been found out."""
-    asked = [request([20 + at] * (1 + 4 * at), count=30 + 20 * at) for at in range(3)]
-    asked.append(request([30] * 3, count=90))
+    asked = [request([20 + at] * (1 + 4 * at), count=15 + 12 * at) for at in range(3)]
+    asked.append(request([30] * 3, count=40))
     _refuse_in_the_second_layer(monkeypatch, refuses)
     monkeypatch.setattr(BatchTrial, "try_packing", _succeed)
     with loaded_batch(model) as batch:
@@ -183,7 +183,7 @@ def test_caches_that_cannot_be_taken_apart_fail_nobody_when_one_leaves(
         first, *others = generate(
             batch,
             asked,
-            arrivals={3: 12 if is_cancelled else 40},
+            arrivals={3: 12 if is_cancelled else 22},
             cancelled_after={0: 3} if is_cancelled else {},
         )
         assert others == expected[1:]
