@@ -535,9 +535,10 @@ def _settings(network: Any) -> Iterator[dict[str, Any]]:
 
 
 def _off_by(sequences: int, difference: float) -> str:
+    wrong = "wrong" if difference == float("inf") else f"off by {difference:.0%}"
     if sequences == 1:
-        return f"the logits of a sequence from which tokens were taken back are off by {difference:.0%}"
-    return f"with {sequences} sequences at once the logits of one are off by {difference:.0%}"
+        return f"the logits of a sequence from which tokens were taken back are {wrong}"
+    return f"with {sequences} sequences at once the logits of one are {wrong}"
 
 
 def _first_line(error: BaseException | None) -> str:

@@ -176,7 +176,7 @@ def test_tokens_that_a_network_rules_out_have_to_be_the_same_ones() -> None:
     assert trial.difference < 0.01
     for ruled_out, beside_others in (([7, 9], [7]), ([7], [7, 9])):
         network = RulesOut(ruled_out, beside_others)
-        with pytest.raises(BatchTrialError, match="off by"):
+        with pytest.raises(BatchTrialError, match="logits of one are wrong"):
             BatchTrial(network, partial(make_prompt_cache, network.inner)).try_packing(packs_replies=False)
 
 
