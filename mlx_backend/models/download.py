@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import httpx2
 from filelock import Timeout
 from huggingface_hub import constants, get_session, hf_hub_url, snapshot_download
 from huggingface_hub.errors import (
@@ -334,7 +335,7 @@ class ResumableFile:
         furthest = self._received()
         while (have := self._received()) != self.size:
             parts += 1
-            broken: Exception = BrokenOff("the connection ended early")
+            broken: Exception = httpx2.RemoteProtocolError("the connection ended early")
             try:
                 self._receive_once(have)
             except Exception as error:
@@ -421,7 +422,7 @@ def _may_pass(error: Exception) -> bool:
     """Whether another attempt may succeed."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in _RETRIED_STATUSES
-    return is_transport_error(error)
+    return isinstance(error, httpx2.TransportError)
 
 
 # -- what can go wrong ----------------------------------------------------------------------------------------
@@ -446,18 +447,6 @@ def no_space(repository: str, detail: str = "") -> EngineError:
     return EngineError(
         f"There is no room for {repository!r} on the disk of {folder}{detail}: free some, or set HF_HOME to a folder "
         "on another disk. What has been downloaded is kept."
-    )
-
-
-class BrokenOff(Exception):
-    """A connection that ended before all had come."""
-
-
-def is_transport_error(error: BaseException) -> bool:
-    """Whether a connection could not be made, or broke."""
-    # httpx's error, or httpx2's: that depends on the version of huggingface_hub.
-    return isinstance(error, BrokenOff) or any(
-        each.__name__ == "TransportError" for each in type(error).__mro__
     )
 
 
@@ -489,10 +478,9 @@ def _explained(repository: str, error: Exception) -> EngineError | None:
         case KeyError() | TypeError() | ValueError():
             why = f"What answers is not Hugging Face, or a mirror of it ({type(error).__name__})"
             return _not_here(repository, why, "Check HF_ENDPOINT")
-    if is_transport_error(error):
-        return _not_here(
-            repository, f"Hugging Face cannot be reached ({first_line(error)})", "Check the network"
-        )
+        case httpx2.TransportError():
+            why = f"Hugging Face cannot be reached ({first_line(error)})"
+            return _not_here(repository, why, "Check the network")
     return None
 
 

@@ -97,11 +97,6 @@ class ApiKeys:
         settings = self._settings
         return bool(self._keys or settings.api_key_file is not None)
 
-    @property
-    def names(self) -> list[str]:
-        """The names of all keys."""
-        return [key.name for key in self._keys]
-
     def find(self, given: bytes) -> ApiKey | None:
         """Return the key that was sent; None if it is none of them."""
         digest = hashlib.sha256(given).digest()
