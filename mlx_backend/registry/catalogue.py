@@ -357,15 +357,19 @@ def _short_name(name: str) -> str:
 
 def _served(name: str, listing: _Listing) -> str:
     """Write the list of served models for an error message, the most similar names first."""
+    matcher = difflib.SequenceMatcher(None, "", name[:200].casefold())
+
+    def similarity(spec: ModelSpec) -> float:
+        best = 0.0
+        for each in (spec.name, _short_name(spec.name), *spec.aliases):
+            matcher.set_seq1(each.casefold())
+            if matcher.quick_ratio() > best:
+                best = max(best, matcher.ratio())
+        return best
+
     if not listing.models:
         return "There is no model here at all."
-    called = {
-        each.casefold(): spec.name
-        for spec in reversed(listing.models)
-        for each in (spec.name, _short_name(spec.name), *spec.aliases)
-    }
-    close = difflib.get_close_matches(name[:200].casefold(), called, n=len(called), cutoff=0.0)
-    nearest = list(dict.fromkeys(called[each] for each in close))
-    names = ", ".join(map(repr, nearest[:_MAX_NAMES]))
+    nearest = sorted(listing.models, key=similarity, reverse=True)
+    names = ", ".join(repr(spec.name) for spec in nearest[:_MAX_NAMES])
     more = f" and {len(nearest) - _MAX_NAMES} more" if len(nearest) > _MAX_NAMES else ""
     return f"There is {names}{more}."
