@@ -39,8 +39,6 @@ MAX_IDLE_CLIENTS = 1024
 class ClientShare:
     """One client's counters: its jobs so far, those that wait, and the weighted tokens that it was served."""
 
-    __slots__ = ("finished", "name", "served", "submitted", "waiting")
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.submitted = self.waiting = self.finished = 0
@@ -54,8 +52,6 @@ class ClientShare:
 
 class QueuedJob:
     """What waits in a queue. `queued_at` is by `time.perf_counter`, `tokens` are those that it begins with."""
-
-    __slots__ = ("priority", "queued_at", "share", "tokens")
 
     def __init__(self, share: ClientShare, priority: int = 0, tokens: int = 0) -> None:
         self.share = share

@@ -25,21 +25,6 @@ if TYPE_CHECKING:
 class Job(QueuedJob):
     """A request on its way: written by the engine thread, except for `is_cancelled`. Times are by `perf_counter`."""
 
-    __slots__ = (
-        "admitted_at",
-        "cached_tokens",
-        "deadline",
-        "ended_at",
-        "first_token_at",
-        "generated_tokens",
-        "is_cancelled",
-        "is_finished",
-        "key",
-        "on_item",
-        "outbox",
-        "request",
-    )
-
     def __init__(self, key: int, request: GenerationRequest, share: ClientShare) -> None:
         super().__init__(share, request.priority)
         self.key = key

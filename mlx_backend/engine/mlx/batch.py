@@ -387,9 +387,8 @@ class MLXBatch:
             return decoders[-1]
         return Decoder(
             self.runtime.networks.by_adapter[sequence.adapter],
+            self.runtime.abilities,
             adapter=sequence.adapter,
-            packs_replies=self.runtime.abilities.packs_replies,
-            max_merged_length=self.runtime.abilities.max_merged_length,
             drafting=Drafting(self.draft_pacer) if sequence.drafter is not None else None,
             agree=self._ranks.broadcast if self._ranks is not None else None,
         )

@@ -48,6 +48,7 @@ from mlx_backend.engine.mlx.speculative import HeadDrafter
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from mlx_backend.engine.mlx.batch_trial import Abilities
     from mlx_backend.engine.mlx.drafting import Drafting
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.sampling import SamplePosition
@@ -55,31 +56,27 @@ if TYPE_CHECKING:
 
 
 class Decoder:
-    """The sequences of one network, that of `adapter`.
+    """The sequences of one network, that of `adapter`: one alone, where `abilities` say that it cannot be run packed.
 
-    A network that cannot be run packed has a decoder for each. `packs_replies` says whether replies are packed that
-    could run as the rows of a batch; their caches are merged up to `max_merged_length` (BatchCaches). `agree` replaces
-    sampled tokens by those that all processes that share the model use.
+    `agree` replaces sampled tokens by those that all processes that share the model use.
     """
 
     def __init__(
         self,
         network: Any,
+        abilities: Abilities,
         *,
         adapter: str = "",
-        packs_replies: bool = False,
-        max_merged_length: int | None = None,
         drafting: Drafting | None = None,
         agree: Callable[[mx.array], mx.array] | None = None,
     ) -> None:
         self.sequences: list[DecodingSequence] = []  # in the order of the rows of `_caches`
         self.adapter = adapter
         self._network = network
-        self._packs_replies = packs_replies
-        self._max_merged_length = max_merged_length
+        self._abilities = abilities
         self._drafting = drafting
         self._agree = agree
-        self._caches = BatchCaches(max_merged_length=max_merged_length)
+        self._caches = BatchCaches(max_merged_length=abilities.max_merged_length)
         self._next: mx.array | None = None  # the token sampled last for each sequence, being computed
         self._was_drafting = False  # in the last step without prompts: rows have caches of their own then
         self._ran: Sequence[DecodingSequence] = ()  # in the last step; none, if prompts ran with them
@@ -112,7 +109,7 @@ class Decoder:
     def drop(self) -> list[DecodingSequence]:
         """Let go of all sequences and of their caches; return them."""
         sequences, self.sequences, self._next = self.sequences, [], None
-        self._caches = BatchCaches(max_merged_length=self._max_merged_length)
+        self._caches = BatchCaches(max_merged_length=self._abilities.max_merged_length)
         return sequences
 
     def step(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
@@ -197,7 +194,7 @@ class Decoder:
             logits = self._run_with_prompts(sequences, prefilled)
         else:
             segments, positions = self._reply_segments()
-            if self._caches.is_merged and len(segments) == 1 and not self._packs_replies:
+            if self._caches.is_merged and len(segments) == 1 and not self._abilities.packs_replies:
                 logits = run_rows(self._network, segments[0])
             else:
                 logits = run_packed(self._network, segments, restore=False)
@@ -321,7 +318,7 @@ class Decoder:
             rows.append(DraftedRow(sequence, token, own, number, ends=sequence.key in ended))
             number += 1 + len(own)
         segments = [row.segment(self._caches, at) for at, row in enumerate(rows)]
-        singly = self._packs_replies and prepares_for_lengths()
+        singly = self._abilities.packs_replies and prepares_for_lengths()
         logits = run_packed(self._network, segments, single_queries=singly)
         if any(row.is_masked for row in rows):
             evaluate_async(logits)  # the network runs while masks are made
