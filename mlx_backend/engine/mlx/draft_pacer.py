@@ -7,6 +7,8 @@ from how many were right before (`DraftRecord`): if each is right with probabili
 with p**j, and a token that a reply need not wait for is worth a plain step's share. A network with states has one more
 cost: if a draft is wrong, the tokens before it in its step run again in the next one (rewinding.py).
 
+All that is known fades while nothing is drafted, so what did not pay is tried again some time later.
+
 To find that out takes time too, as does what those steps do not show: caches are separated and merged, the device has
 nothing to do between two steps, and a draft model prefills a text before it drafts. So an account is kept of all time
 that drafting took beyond what it saved. Drafting starts only while that is a small share of all time, whatever is
@@ -26,12 +28,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-FIRST_PAUSE, MAX_PAUSE = 16, 256
-"""Steps without drafts, after those of a reply did not pay."""
 # How much of what is known of drafts counts after one more step with them: of one reply's, and of all replies'.
 REPLY_MEMORY, SHARED_MEMORY = 0.95, 0.99
+REST_MEMORY = 0.99
+"""And after one without."""
 ASSUMED_ACCEPTANCE = 2 / 3
-MAX_WEIGHT = 6.0
+MAX_WEIGHT = 3.0
 """The most that what is known of all replies counts, in tokens of this one."""
 
 
@@ -49,6 +51,11 @@ class DraftCounts:
             self.right = self.right * self.memory + accepted
             self.wrong = self.wrong * self.memory + (accepted < proposed)
 
+    def fade(self) -> None:
+        """Note a step without drafts."""
+        self.right *= REST_MEMORY
+        self.wrong *= REST_MEMORY
+
     def acceptance(self, assumed: float = ASSUMED_ACCEPTANCE, weight: float = 1) -> float:
         """Return how likely a drafted token is right, if those before it are; what is assumed counts as `weight`."""
         return (self.right + weight * assumed) / (self.right + self.wrong + weight)
@@ -59,28 +66,21 @@ class DraftRecord:
     """How the drafts for one reply fared. `proposed` and `accepted` count its tokens.
 
     `is_rehearsed` says that while none are used, drafts are compared with the text at no cost, so that it is always
-    known how they would fare. Of others nothing is known at first but how those for all replies fared; after a pause
-    they are tried as if nothing were.
+    known how they would fare. Of others nothing is known at first but how those for all replies fared.
     """
 
     proposed: int = 0
     accepted: int = 0
-    pause: int = 0  # steps until it may get drafts again
-    is_started: bool = False  # whether it has got some since
     is_rehearsed: bool = False
     length: int = 0  # tokens generated so far
     to_prefill: int = 0  # tokens that the drafter has to prefill first
     to_replay: int = 0  # tokens that run again in the next step, because a draft after them was wrong
     of_all: DraftCounts = field(default_factory=lambda: DraftCounts(SHARED_MEMORY))
     _own: DraftCounts = field(default_factory=DraftCounts)
-    _next_pause: int = FIRST_PAUSE
-    _has_paused: bool = False
 
     @property
     def acceptance(self) -> float:
         """How likely a drafted token is accepted, if those before it are."""
-        if self._has_paused:
-            return self._own.acceptance()
         weight = min(MAX_WEIGHT, 1 + (self.of_all.right + self.of_all.wrong) / 8)
         return self._own.acceptance(self.of_all.acceptance(), weight)
 
@@ -95,16 +95,11 @@ class DraftRecord:
         self._own.add(proposed, accepted)
         self.of_all.add(proposed, accepted)
 
-    def stop(self) -> None:
-        """Pause before drafts are tried again, for longer each time.
-
-        If they are rehearsed, do nothing; nor if tokens have to run again, which they have after a plain step. Drafts
-        that are about to be tried are still: what does not pay for one reply may pay for several.
-        """
-        if self.is_rehearsed or self.to_replay or (self._has_paused and not self.is_started):
-            return
-        self.pause, self._next_pause = self._next_pause, min(2 * self._next_pause, MAX_PAUSE)
-        self.is_started, self._has_paused, self._own = False, True, DraftCounts()
+    def rest(self) -> None:
+        """Note a step without drafts: what is known fades, unless they are rehearsed."""
+        if not self.is_rehearsed:
+            self._own.fade()
+            self.of_all.fade()
 
 
 MIN_TIMES = 3
@@ -117,17 +112,15 @@ RATE = 0.25
 """How much of what is not as expected of a step is learned from it."""
 MAX_ERROR = 2.0
 """The most of it that counts, in plain steps."""
-MAX_PLAIN_STEPS = 1024
-"""In a row, until what was measured with drafts is forgotten: if it cost too much, nothing else would correct that."""
+COST_MEMORY = 1 - 1 / 2048
+"""How much of what costs are beyond the assumed ones counts after a plain step."""
 
 
 class DraftCosts:
     """Times of steps with one number of replies, and what drafts add to them, as measured while it runs."""
 
     def __init__(self, replies: int) -> None:
-        self.is_known = False  # whether any step with drafts was measured
         self._costs = ASSUMED_COSTS
-        self._plain_steps = 0  # since then
         self._usual = 2.0 * replies  # tokens in a step with drafts
         # Seconds, by about how long the texts are: attention takes longer the longer they are.
         self._plain: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_TIMES))
@@ -143,20 +136,21 @@ class DraftCosts:
         return median(times) if len(times) >= MIN_TIMES else None
 
     def record_plain(self, context: int, seconds: float) -> None:
-        """Note a plain step."""
+        """Note a plain step. Costs fade: if they were too high, nothing else would correct that."""
         self._plain[_magnitude(context)].append(seconds)
-        self._plain_steps += 1
-        if self._plain_steps == MAX_PLAIN_STEPS:
-            self.is_known, self._costs, self._plain_steps = False, ASSUMED_COSTS, 0
+        overhead, per_token, per_replayed = (
+            assumed + COST_MEMORY * (cost - assumed)
+            for cost, assumed in zip(self._costs, ASSUMED_COSTS, strict=True)
+        )
+        self._costs = overhead, per_token, per_replayed
 
     def record_drafted(self, context: int, drafted: int, replayed: int, seconds: float) -> None:
         """Note a step with drafts, where `replayed` tokens ran again: a step of normalised least mean squares."""
         plain = self.plain_step(context)
         if plain is None:
             return
-        rate, self.is_known, self._plain_steps = RATE if self.is_known else 1.0, True, 0
         error = max(-MAX_ERROR, min(MAX_ERROR, seconds / plain - 1 - self.of(drafted, replayed)))
-        error *= rate * self._usual**2 / (self._usual**2 + drafted**2 + replayed**2)
+        error *= RATE * self._usual**2 / (self._usual**2 + drafted**2 + replayed**2)
         overhead, per_token, per_replayed = self._costs
         self._costs = (
             max(0.0, overhead + error),
@@ -227,9 +221,7 @@ class DraftPacer:
         self._lengths = lengths
         self.of_all = DraftCounts(SHARED_MEMORY)
         self.num_interruptions = 0  # steps in which the device had something else to do as well
-        self._costs = {
-            count: DraftCosts(count) for count in range(1, MAX_REPLIES + 1)
-        }  # by number of replies
+        self._costs = [DraftCosts(count) for count in range(1, MAX_REPLIES + 1)]  # by number of replies
         # In plain steps: all time, what drafting took beyond what it saved, and what a draft model prefills a token in.
         self._time = self._lost = 0.0
         self._prefill = ASSUMED_PREFILL
@@ -241,27 +233,32 @@ class DraftPacer:
 
         `is_drafting` says whether the step before had drafts.
         """
-        counts = [0] * len(replies)
-        if self._lengths is not None and len(replies) <= MAX_REPLIES:
+        nothing = [0] * len(replies)
+        if len(replies) > MAX_REPLIES:
+            return nothing
+        if self._lengths is not None:
             length = next(self._lengths)
             return [min(length, limit) for limit in limits]
-        if self.can_draft(replies, context):
-            counts = self._plan(replies, limits, is_drafting)
-        for reply in replies:
-            reply.pause = max(0, reply.pause - 1)
+        costs = self._costs[len(replies) - 1]
+        counts, saved = nothing, 0.0
+        if self.clock is None or costs.plain_step(context) is not None:
+            best = [
+                self._best(reply, limit, costs, 1 / len(replies))
+                for reply, limit in zip(replies, limits, strict=True)
+            ]
+            counts, saved = [count for count, _ in best], sum(gain for _, gain in best) - costs.of(0)
+        if saved <= 0 or not (is_drafting or self._can_afford(0.0)):
+            counts = nothing
+        for reply, count in zip(replies, counts, strict=True):
+            if not count:
+                reply.rest()
         return counts
-
-    def can_draft(self, replies: Sequence[DraftRecord], context: int) -> bool:
-        """Whether any reply may get drafts when these are decoded together."""
-        if len(replies) > MAX_REPLIES or all(reply.pause for reply in replies):
-            return False
-        return self.clock is None or self._costs[len(replies)].plain_step(context) is not None
 
     def record(self, step: Step, seconds: float) -> None:
         """Note how long a step took."""
         if step.replies > MAX_REPLIES:
             return
-        costs = self._costs[step.replies]
+        costs = self._costs[step.replies - 1]
         self._time *= MEMORY
         self._lost *= MEMORY
         if (plain := costs.plain_step(step.context)) is not None:
@@ -283,33 +280,7 @@ class DraftPacer:
         """Note that the device has something else to do in this step."""
         self.num_interruptions += 1
 
-    def _plan(self, replies: Sequence[DraftRecord], limits: Sequence[int], is_drafting: bool) -> list[int]:
-        costs, share = self._costs[len(replies)], 1 / len(replies)
-        counts = [0] * len(replies)
-        saved = -costs.of(0)
-        for row, (reply, limit) in enumerate(zip(replies, limits, strict=True)):
-            if reply.pause or not limit:
-                continue
-            count, gain = self._best_count(reply, min(limit, self.max_drafts), costs, share)
-            if count and self._is_prefill_worth_it(reply, gain * min(reply.length, limit)):
-                saved += gain
-                counts[row] = count
-            elif not count:
-                reply.stop()
-        drafted = [reply for reply, count in zip(replies, counts, strict=True) if count]
-        if saved > 0 and (is_drafting or self._can_afford(0.0)):
-            for reply in drafted:
-                reply.is_started = True
-        else:
-            for reply in drafted if saved <= 0 else ():
-                reply.stop()
-            return [0] * len(replies)
-        is_known = self.clock is None or costs.is_known
-        return counts if is_known else [min(count, 1) for count in counts]  # to find out
-
-    def _best_count(
-        self, reply: DraftRecord, limit: int, costs: DraftCosts, share: float
-    ) -> tuple[int, float]:
+    def _best(self, reply: DraftRecord, limit: int, costs: DraftCosts, share: float) -> tuple[int, float]:
         """Return how many tokens to draft to gain most, and the gain in plain steps: what they save beyond their cost.
 
         Each is less likely to be accepted than the one before.
@@ -318,7 +289,7 @@ class DraftPacer:
         # How likely all drafts so far are right. What is looked up continues a token that is not known yet.
         likely = acceptance if reply.is_rehearsed else 1.0
         accepted = again = 0.0
-        for count in range(1, limit + 1):
+        for count in range(1, min(limit, self.max_drafts) + 1):
             if self.replays:  # the tokens before this one, if it is the first wrong one
                 again += likely * (1 - acceptance) * (reply.to_replay + count)
             likely *= acceptance
@@ -326,14 +297,12 @@ class DraftPacer:
             gain = share * accepted - (costs.of(count, again) - costs.of(0))
             if gain > most:
                 best, most = count, gain
-        return best, most
-
-    def _is_prefill_worth_it(self, reply: DraftRecord, gain: float) -> bool:
-        """How long a reply will be is not known: as likely as not, drafts will gain as much as they would have."""
-        if reply.is_started and reply.to_prefill <= MIN_PREFILL:
-            return True
-        prefill = reply.to_prefill * self._prefill
-        return prefill <= gain and (reply.is_started or self._can_afford(prefill))
+        # How long a reply will be is not known: as likely as not, drafts will gain as much as they would have.
+        prefill = reply.to_prefill * self._prefill if reply.to_prefill > MIN_PREFILL else 0.0
+        is_worth_it = prefill <= most * min(reply.length, limit) and (
+            not prefill or self._can_afford(prefill)
+        )
+        return (best, most) if is_worth_it else (0, 0.0)
 
     def _can_afford(self, steps: float) -> bool:
         return self.clock is None or self._lost + steps <= MAX_SHARE * self._time + FIRST_STEPS
