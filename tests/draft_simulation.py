@@ -22,7 +22,6 @@ from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mlx_backend.engine.mlx.sampling import SamplePosition
     from mlx_backend.engine.mlx.sequences import DecodingSequence
     from mlx_backend.engine.mlx.speculative import Drafter
 
@@ -72,6 +71,7 @@ class Generated:
     is_pending: bool = True
     num_to_replay: int = 0
     request: Any = field(default_factory=lambda: SimpleNamespace(max_tokens=UNLIMITED, sampling=Sampling()))
+    images: Any = field(default_factory=lambda: SimpleNamespace(shift=0))
     sampler: Any = field(default_factory=lambda: SimpleNamespace(constraint=None))
 
     @property
@@ -139,7 +139,7 @@ class SimulatedDevice:
 
     def start(self, reply: Reply) -> Generated:
         """Have a reply join the others."""
-        drafter: Drafter = TextDrafter() if reply.right is None else SimulatedDrafter(self, reply)
+        drafter: Any = TextDrafter() if reply.right is None else SimulatedDrafter(self, reply)
         generated = Generated(reply, drafter, self._now - self._interrupted, list(reply.prompt))
         if self._drafting is not None and self._pacer is not None:
             if not self._running:
@@ -237,7 +237,7 @@ class SimulatedDrafter:
         """Return how many tokens are not in its caches."""
         return len(tokens) - self._cached
 
-    def propose(self, tokens: Sequence[int], max_drafts: int, position: SamplePosition) -> list[int] | None:
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int] | None:
         """Guess as well as it can."""
         device, costs = self._device, self._device.costs
         fresh = min(len(tokens) - self._cached, ModelDrafter.CHUNK)

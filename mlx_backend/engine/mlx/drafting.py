@@ -6,17 +6,16 @@ Knows nothing of how caches are kept, of running the network, or of sampling fro
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, MIN_PREFILL, Step
 from mlx_backend.engine.mlx.rewinding import RewindPoint
-from mlx_backend.engine.mlx.speculative import DraftTask, HeadDrafter, TextDrafter, num_to_prefill, propose
+from mlx_backend.engine.mlx.speculative import DraftTask, HeadDrafter, TextDrafter, propose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mlx_backend.engine.mlx.batch_caches import BatchCaches
     from mlx_backend.engine.mlx.draft_pacer import DraftPacer
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.packed_forward import Segment
     from mlx_backend.engine.mlx.sampling import SamplePosition, StepLogprobs
     from mlx_backend.engine.mlx.sequences import DecodingSequence, GeneratedToken
-    from mlx_backend.engine.mlx.speculative import Drafter
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +80,19 @@ class Drafting:
         """Draft what follows the sequences, where any may be drafted. `layers` returns the caches of a row."""
         drafts: list[list[int]] = [[] for _ in sequences]
         tasks = {
-            row: _task(sequence.drafter, sequence, count, partial(layers, row))
+            row: DraftTask(
+                sequence.drafter,
+                sequence.tokens,
+                count,
+                sequence.draft_position(),
+                layers(row) if isinstance(sequence.drafter, HeadDrafter) else [],
+                sequence.num_to_replay,
+                sequence.images.shift,
+            )
             for row, (sequence, count) in enumerate(zip(sequences, max_drafts, strict=True))
             if count and sequence.drafter is not None
         }
-        clock, to_prefill = self._pacer.clock, num_to_prefill(tasks.values())
+        clock, to_prefill = self._pacer.clock, _num_to_prefill(tasks.values())
         started = clock() if clock is not None else 0.0
         try:
             proposed = propose([*tasks.values()])
@@ -94,7 +100,7 @@ class Drafting:
             self.give_up(error)
             return drafts
         if clock is not None and to_prefill > MIN_PREFILL:
-            self._prefilled = to_prefill - num_to_prefill(tasks.values()), clock() - started
+            self._prefilled = to_prefill - _num_to_prefill(tasks.values()), clock() - started
         for row, own in zip(tasks, proposed, strict=True):
             drafts[row] = own or []
             if own == [] and not sequences[row].drafts.is_rehearsed:
@@ -143,14 +149,8 @@ class Drafting:
         self._last_step = None
 
 
-def _task(
-    drafter: Drafter | HeadDrafter, sequence: DecodingSequence, count: int, layers: Callable[[], LayerCaches]
-) -> DraftTask:
-    tokens, position = sequence.tokens, sequence.draft_position()
-    if not isinstance(drafter, HeadDrafter):
-        return DraftTask(drafter, tokens, count, position)
-    shift = sequence.images.shift
-    return DraftTask(drafter, tokens, count, position, layers(), sequence.num_to_replay, shift)
+def _num_to_prefill(tasks: Iterable[DraftTask]) -> int:
+    return sum(task.drafter.num_to_prefill(task.tokens) for task in tasks)
 
 
 def _context(sequences: Sequence[DecodingSequence]) -> int:

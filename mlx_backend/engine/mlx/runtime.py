@@ -104,7 +104,7 @@ class Runtime:
     close: Callable[[], None]
     """Gives back what outlives this object: the memory, the prefixes and the disk's writer."""
 
-    def drafter(self, adapter: str) -> Drafter | HeadDrafter | None:
+    def drafter(self, adapter: str) -> Drafter | None:
         """Return what drafts for one reply, if anything does."""
         draft, network = self.networks.draft, self.networks.by_adapter[adapter]
         if draft is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.packed_forward import Segment
     from mlx_backend.engine.mlx.sampling import PenaltyState, RequestSampler, StepLogprobs
-    from mlx_backend.engine.mlx.speculative import Drafter, HeadDrafter
+    from mlx_backend.engine.mlx.speculative import Drafter
     from mlx_backend.engine.mlx.tokenizer import Detokenizer
 
 
@@ -42,7 +42,7 @@ class DecodingSequence:
     end_tokens: Collection[int]
     adapter: str = ""
     is_alone: bool = False
-    drafter: Drafter | HeadDrafter | None = None
+    drafter: Drafter | None = None
     drafts: DraftRecord = field(default_factory=DraftRecord)
     num_cached: int = 0  # tokens of the prompt that were in the prefix cache
     num_sampled: int = 0
@@ -128,7 +128,7 @@ class DecodingSequence:
             found = step.of(row, count)
         return GeneratedToken(self, token, found, finish_reason)
 
-    def suspend(self, drafter: Drafter | HeadDrafter | None) -> None:
+    def suspend(self, drafter: Drafter | None) -> None:
         """Forget what was sampled and not emitted: the sequence is prefilled again, and continued from there."""
         if self.sampler.num_seen < self.num_emitted:  # the last token was emitted before it was fed
             self.sampler.advance(self.tokens[-1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
@@ -22,36 +22,21 @@ from mlx_backend.engine.mlx.rewinding import RewindPoint, has_to_replay
 from mlx_backend.engine.mlx.sampling import choose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.sampling import SamplePosition
 
 
-class Drafter(Protocol):
-    """Drafts for one reply, whose text only ever gets longer."""
-
-    def propose(self, tokens: Sequence[int], max_drafts: int, position: SamplePosition) -> list[int] | None:
-        """Guess what follows `tokens`, the prompt and the reply so far; return at most `max_drafts` tokens.
-
-        The first one stands at `position` of the reply. None: the text still has to be prefilled.
-        """
-        ...
-
-    def num_to_prefill(self, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens it has to run before it can draft what follows them."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class DraftTask:
-    """Where tokens are to be drafted: after `tokens`, at `position` and those that follow it.
+    """Where tokens are to be drafted: after `tokens`, the prompt and the reply so far, from `position` on.
 
     `layers` are the reply's caches, which hold all tokens but the last one and `num_to_replay` before it; `shift` is
     added to their positions.
     """
 
-    drafter: Drafter | HeadDrafter
+    drafter: Drafter
     tokens: Sequence[int]
     max_drafts: int
     position: SamplePosition
@@ -74,8 +59,8 @@ class TextDrafter:
         self._end_of: dict[tuple[int, ...], int] = {}  # the last position after each n-gram
         self._indexed = 0
 
-    def propose(self, tokens: Sequence[int], max_drafts: int, position: SamplePosition) -> list[int]:
-        """Guess from the text."""
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
+        """Guess what follows `tokens`, the prompt and the reply so far; return at most `max_drafts` tokens."""
         self.guess = []
         return self._lookup(tokens, max_drafts)
 
@@ -130,21 +115,19 @@ class ModelDrafter:
         self._cached: list[int] = []  # the tokens in its caches
         self._num_known = 0  # how many of them are certainly the text's
         self._point: RewindPoint | None = None  # at the end of those, where drafts cannot be trimmed
-
-    def propose(self, tokens: Sequence[int], max_drafts: int, position: SamplePosition) -> list[int] | None:
-        """Guess with the model. While it still has to prefill the text, a chunk in each call, it proposes nothing."""
-        [drafts] = propose([DraftTask(self, tokens, max_drafts, position)])
-        return drafts
+        self._fresh: list[int] = []  # tokens of the text that run first
+        self._width = 0  # of the other model's logits
 
     def num_to_prefill(self, tokens: Sequence[int]) -> int:
         """Return how many tokens there are after those in its caches."""
         return len(tokens) - self._num_known
 
-    def begin(self, tokens: Sequence[int]) -> list[int] | None:
+    def begin(self, task: DraftTask) -> list[int] | None:
         """Rewind the caches to the text; return what follows in it. None: that was too long and is being prefilled.
 
         Nothing is returned if the text has ids that the model does not know.
         """
+        tokens, self._width = task.tokens, task.position.sampler.text_mask.size
         end = min(len(self._cached), len(tokens) - 1)
         same = min(self._num_known, end)
         while same < end and self._cached[same] == tokens[same]:
@@ -152,17 +135,17 @@ class ModelDrafter:
         if excess := len(self._cached) - same:
             same -= self._rewind(excess)
             del self._cached[same:]
-        self._num_known = same
-        fresh = list(tokens[same:])
-        if max(fresh) >= self.num_tokens:
+        self._num_known, self._point = same, None
+        self._fresh = list(tokens[same:])
+        if max(self._fresh) >= self.num_tokens:
             return []
-        if len(fresh) > self.CHUNK:
-            self._prefill(fresh[: self.CHUNK])
+        if len(self._fresh) > self.CHUNK:
+            self._prefill(self._fresh[: self.CHUNK])
             return None
-        if self.pads and len(fresh) > MAX_SINGLE_QUERIES:
-            self._prefill(fresh[:-1])
-            return fresh[-1:]
-        return fresh
+        if self.pads and len(self._fresh) > MAX_SINGLE_QUERIES:
+            self._prefill(self._fresh[:-1])
+            self._fresh = self._fresh[-1:]
+        return self._fresh
 
     def _rewind(self, count: int) -> int:
         """Take the last tokens back from the caches; return how many of those before them have to run again."""
@@ -175,10 +158,6 @@ class ModelDrafter:
             self.layers = draft_layers(self.network)
             return len(self._cached) - count
         return self._point.rewind(count, drafted)
-
-    def on_text_run(self) -> None:
-        """Note that the caches hold the text now, and that drafts follow."""
-        self._point = RewindPoint(self.layers) if self._replays else None
 
     def _prefill(self, tokens: list[int]) -> None:
         """Run tokens of the text."""
@@ -194,9 +173,31 @@ class ModelDrafter:
         self._cached += tokens
         self._num_known = len(self._cached)
 
-    def end(self, fresh: Sequence[int], drafts: Sequence[int]) -> None:
+    @staticmethod
+    def next_logits(drafters: Sequence[ModelDrafter], inputs: Sequence[mx.array]) -> mx.array:
+        """Run tokens ([1, tokens]) of several texts; return the logits after each ([texts, vocabulary]).
+
+        They are as wide as the other model's: random noise depends on that. Ids that this one does not know are
+        impossible.
+        """
+        first = drafters[0]
+        segments = [Segment(each, own.layers) for own, each in zip(drafters, inputs, strict=True)]
+        if not first.can_pack or (len(segments) == 1 and not first.pads):
+            runs = [first.network(segment.tokens, cache=segment.layers)[:, -1] for segment in segments]
+            logits = mx.concatenate(runs)
+        else:
+            ends = accumulate(segment.tokens.shape[1] for segment in segments)
+            every = run_packed(first.network, segments, single_queries=first.pads)
+            logits = every[mx.array([end - 1 for end in ends])]
+        for own in drafters:
+            if own._replays and own._point is None:  # its caches hold the text now, and drafts follow
+                own._point = RewindPoint(own.layers)
+        missing = [(0, 0), (0, max(0, first._width - first.num_tokens))]
+        return mx.pad(logits[:, : first.num_tokens], missing, constant_values=-mx.inf)
+
+    def end(self, drafts: Sequence[int]) -> None:
         """Note what its caches hold now: what followed in the text, and all drafts but the last."""
-        self._cached += fresh
+        self._cached += self._fresh
         self._num_known = len(self._cached)
         self._cached += drafts[:-1]
 
@@ -207,6 +208,8 @@ class HeadDrafter:
     def __init__(self, network: Any) -> None:
         self.network = network
         self._verified: mx.array | None = None
+        self._hidden: Any = None  # the hidden vectors before the tokens that it runs next
+        self._cache: Any = None
 
     def num_to_prefill(self, tokens: object) -> int:
         """Return 0: the model's own runs have written all that a head needs."""
@@ -216,8 +219,8 @@ class HeadDrafter:
         """Note the hidden vectors of the right tokens of a run ([1, tokens, width]), which may have to run again."""
         self._verified = hidden
 
-    def begin(self, task: DraftTask) -> HeadText | None:
-        """Return what the head starts from. None: a vector that it takes is not known, as after a run that failed."""
+    def begin(self, task: DraftTask) -> list[int] | None:
+        """Return the tokens that it runs first. None: a vector that it takes is not known, as after a failed run."""
         *_, pairs, last = task.layers
         hidden, again = last_vector(last), task.num_to_replay
         if hidden is None:
@@ -226,56 +229,58 @@ class HeadDrafter:
             if self._verified is None or self._verified.shape[1] != again:
                 return None
             hidden = mx.concatenate([hidden, self._verified], axis=1)
-        return HeadText(task.tokens[-1 - again :], hidden, HeadCache(pairs, task.shift))
+        self._hidden, self._cache = hidden, HeadCache(pairs, task.shift)
+        return list(task.tokens[-1 - again :])
+
+    @staticmethod
+    def next_logits(drafters: Sequence[HeadDrafter], inputs: Sequence[mx.array]) -> mx.array:
+        """Run tokens ([1, tokens]) of several texts; return the logits after each ([texts, vocabulary])."""
+        hidden, caches = [own._hidden for own in drafters], [own._cache for own in drafters]
+        logits, after = run_head(drafters[0].network, inputs, hidden, caches)
+        for own, vector in zip(drafters, after, strict=True):
+            own._hidden = vector
+        return logits
+
+    def end(self, drafts: Sequence[int]) -> None:
+        """Take back from the cache what drafting appended."""
+        self._cache.take_back()
+        self._hidden = self._cache = None
 
 
-@dataclass(slots=True)
-class HeadText:
-    """The tokens that a head runs first, the hidden vector of the token before each, and its cache."""
-
-    tokens: Sequence[int]
-    hidden: mx.array
-    cache: HeadCache
+type Drafter = TextDrafter | ModelDrafter | HeadDrafter
+"""Drafts for one reply, whose text only ever gets longer. All of a model's replies have one kind."""
 
 
 def propose(tasks: Sequence[DraftTask]) -> list[list[int] | None]:
-    """Draft for several replies, which one model or one head may do for all of them at once; wait only once."""
+    """Draft for several replies, which one model or one head does for all of them at once; wait only once.
+
+    None: nothing could be drafted yet, as while a text is prefilled. Nothing is returned for a text that has ids that
+    the drafter does not know.
+    """
     drafts: list[list[int] | None] = [None] * len(tasks)
-    with_head: dict[int, HeadText] = {}
-    with_model: dict[int, tuple[ModelDrafter, list[int]]] = {}
-    is_prefilling = False
+    texts: dict[int, list[int]] = {}
     for index, task in enumerate(tasks):
-        if isinstance(task.drafter, HeadDrafter):
-            if (text := task.drafter.begin(task)) is not None:
-                with_head[index] = text
-        elif not isinstance(task.drafter, ModelDrafter):
-            drafts[index] = task.drafter.propose(task.tokens, task.max_drafts, task.position)
-        elif not is_prefilling:  # one chunk at a time: all replies wait for it
-            fresh = task.drafter.begin(task.tokens)
-            is_prefilling = fresh is None
-            if fresh:
-                with_model[index] = task.drafter, fresh
-            elif fresh is not None:
-                drafts[index] = []
-    guessed: dict[int, list[mx.array]] = {}
-    if with_head:
-        own = [tasks[index] for index in with_head]
-        guessed |= zip(with_head, _draft_with_head([*with_head.values()], own), strict=True)
-    if with_model:
-        own = [tasks[index] for index in with_model]
-        guessed |= zip(with_model, _draft_with_model([*with_model.values()], own), strict=True)
-    if guessed:
-        found = iter(as_ints(mx.concatenate([token for tokens in guessed.values() for token in tokens])))
-        for index, tokens in guessed.items():
+        if not isinstance(task.drafter, (ModelDrafter, HeadDrafter)):
+            drafts[index] = task.drafter.propose(task.tokens, task.max_drafts)
+            continue
+        if (text := task.drafter.begin(task)) is None:
+            break  # one chunk at a time: all replies wait for it
+        if text:
+            texts[index] = text
+        else:
+            drafts[index] = []
+    if not texts:
+        return drafts
+    drafters: dict[int, Any] = {index: tasks[index].drafter for index in texts}  # of one class
+    try:
+        guessed = _draft([*drafters.values()], [*texts.values()], [tasks[index] for index in texts])
+        found = iter(as_ints(mx.concatenate([token for tokens in guessed for token in tokens])))
+        for index, tokens in zip(texts, guessed, strict=True):
             drafts[index] = [next(found) for _ in tokens]
-    for index, (drafter, fresh) in with_model.items():
-        drafter.end(fresh, drafts[index] or [])
+    finally:
+        for index, drafter in drafters.items():
+            drafter.end(drafts[index] or [])
     return drafts
-
-
-def num_to_prefill(tasks: Iterable[DraftTask]) -> int:
-    """Return how many tokens have to be run before anything can be drafted."""
-    return sum(task.drafter.num_to_prefill(task.tokens) for task in tasks)
 
 
 def draft_layers(network: Any) -> list[Any]:
@@ -285,80 +290,17 @@ def draft_layers(network: Any) -> list[Any]:
     ]
 
 
-def _draft_with_head(texts: Sequence[HeadText], tasks: Sequence[DraftTask]) -> list[list[mx.array]]:
-    """Draft with the head of the tasks' network, and take back from its caches what that appended."""
-    network: Any = tasks[0].drafter.network  # type: ignore[union-attr]  # a HeadDrafter
-
-    def next_logits(rows: Sequence[int], inputs: Sequence[mx.array]) -> mx.array:
-        own = [texts[row] for row in rows]
-        logits, hidden = run_head(
-            network, inputs, [text.hidden for text in own], [text.cache for text in own]
-        )
-        for text, vector in zip(own, hidden, strict=True):
-            text.hidden = vector
-        return logits
-
-    try:
-        return _draft([text.tokens for text in texts], tasks, next_logits)
-    finally:
-        for text in texts:
-            text.cache.take_back()
-
-
-def _draft_with_model(
-    begun: Sequence[tuple[ModelDrafter, Sequence[int]]], tasks: Sequence[DraftTask]
-) -> list[list[mx.array]]:
-    """Run what followed in each text, and draft after it."""
-    drafters = [drafter for drafter, _ in begun]
-    vocabulary_size, has_run = tasks[0].position.sampler.text_mask.size, False
-
-    def next_logits(rows: Sequence[int], inputs: Sequence[mx.array]) -> mx.array:
-        nonlocal has_run
-        segments = [Segment(each, drafters[row].layers) for row, each in zip(rows, inputs, strict=True)]
-        logits = _last_logits(drafters[0], segments, vocabulary_size)
-        if not has_run:
-            has_run = True
-            for drafter in drafters:
-                drafter.on_text_run()
-        return logits
-
-    return _draft([fresh for _, fresh in begun], tasks, next_logits)
-
-
 def _draft(
-    texts: Sequence[Sequence[int]],
-    tasks: Sequence[DraftTask],
-    next_logits: Callable[[Sequence[int], Sequence[mx.array]], mx.array],
+    drafters: Sequence[Any], texts: Sequence[list[int]], tasks: Sequence[DraftTask]
 ) -> list[list[mx.array]]:
-    """Draft as many tokens after each text as is asked, all step by step together, without waiting for any.
-
-    `next_logits` runs the next tokens ([1, tokens]) of some rows; it returns the logits after them
-    ([rows, vocabulary]).
-    """
+    """Draft as many tokens after each text as is asked, all step by step together, without waiting for any."""
     drafts: list[list[mx.array]] = [[] for _ in texts]
-    inputs = [mx.array([list(text)]) for text in texts]
-    positions = [task.position for task in tasks]
+    inputs, positions = [mx.array([text]) for text in texts], [task.position for task in tasks]
     while rows := [row for row, task in enumerate(tasks) if len(drafts[row]) < task.max_drafts]:
-        logits = next_logits(rows, [inputs[row] for row in rows])
+        logits = drafters[0].next_logits([drafters[row] for row in rows], [inputs[row] for row in rows])
         chosen = choose(logits, [positions[row] for row in rows])
         for at, row in enumerate(rows):
             token = chosen[at : at + 1]
             drafts[row].append(token)
             inputs[row], positions[row] = token[None], positions[row].after(token)
     return drafts
-
-
-def _last_logits(drafter: ModelDrafter, segments: Sequence[Segment], vocabulary_size: int) -> mx.array:
-    """Run segments; return the logits of the last token of each ([rows, vocabulary]), as wide as the other model's.
-
-    Random noise depends on the width. Ids that the draft model does not know are impossible.
-    """
-    if not drafter.can_pack or (len(segments) == 1 and not drafter.pads):
-        runs = [drafter.network(segment.tokens, cache=segment.layers)[:, -1] for segment in segments]
-        logits = mx.concatenate(runs)
-    else:
-        ends = accumulate(segment.tokens.shape[1] for segment in segments)
-        every = run_packed(drafter.network, segments, single_queries=drafter.pads)
-        logits = every[mx.array([end - 1 for end in ends])]
-    missing = [(0, 0), (0, max(0, vocabulary_size - drafter.num_tokens))]
-    return mx.pad(logits[:, : drafter.num_tokens], missing, constant_values=-mx.inf)

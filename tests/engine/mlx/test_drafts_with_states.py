@@ -21,7 +21,7 @@ from mlx_backend.engine.mlx.decode import Decoder
 from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES
 from mlx_backend.engine.mlx.drafting import MAX_REPLAY
 from mlx_backend.engine.mlx.loading import load_model
-from mlx_backend.engine.mlx.speculative import ModelDrafter
+from mlx_backend.engine.mlx.speculative import DraftTask, ModelDrafter, propose
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
 
@@ -319,9 +319,9 @@ def test_a_draft_model_with_states_drafts_what_follows_the_text_whatever_it_draf
     )
     at = first_position(512)
     for right in (0, 1, 3, 4, 2):
-        expected = ModelDrafter(network, 512).propose(text, 4, at)
-        assert drafter.propose(text, 4, at) == expected
-        assert drafter.propose(text, 4, at) == expected, "as after a step that failed"
+        [expected] = propose([DraftTask(ModelDrafter(network, 512), text, 4, at)])
+        assert propose([DraftTask(drafter, text, 4, at)]) == [expected]
+        assert propose([DraftTask(drafter, text, 4, at)]) == [expected], "as after a step that failed"
         assert expected is not None
         text = [*text, *expected[:right], 17 + right]
 

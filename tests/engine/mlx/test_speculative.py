@@ -15,7 +15,7 @@ from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.loading import load_model
-from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter
+from mlx_backend.engine.mlx.speculative import DraftTask, ModelDrafter, TextDrafter, propose
 from mlx_backend.engine.threaded import Engine
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
@@ -116,12 +116,12 @@ def test_drafts_stop_where_the_reply_ends() -> None:
 
 
 def test_the_text_drafter_continues_a_text_as_it_continued_before() -> None:
-    drafter, at = TextDrafter(), first_position(16)
-    assert drafter.propose([1, 2], 4, at) == []
-    assert drafter.propose([1, 2, 3, 4, 5, 6], 4, at) == []
-    assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3], 2, at) == [4, 5]
-    assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3, 9], 2, at) == []
-    assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3, 9, 1, 2, 3], 9, at) == [9, 1, 2, 3, 9, 1, 2, 3, 9]
+    drafter = TextDrafter()
+    assert drafter.propose([1, 2], 4) == []
+    assert drafter.propose([1, 2, 3, 4, 5, 6], 4) == []
+    assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3], 2) == [4, 5]
+    assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3, 9], 2) == []
+    assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3, 9, 1, 2, 3], 9) == [9, 1, 2, 3, 9, 1, 2, 3, 9]
 
 
 def test_the_text_drafter_finds_out_how_its_drafts_would_fare_without_drafting() -> None:
@@ -130,7 +130,7 @@ def test_the_text_drafter_finds_out_how_its_drafts_would_fare_without_drafting()
     assert outcomes[:4] == [(0, 0)] * 4, "nothing is found before three tokens stood there"
     assert outcomes[4:7] == [(1, 1), (1, 1), (1, 0)], "the next token is known at once"
     assert outcomes[7:] == [(0, 0)] * 3
-    assert drafter.guess == drafter.propose(text, 2, first_position(16)) == [4, 5]
+    assert drafter.guess == drafter.propose(text, 2) == [4, 5]
     assert drafter.rehearse([*text, 4, 5], 2) == (0, 0), "what was drafted is not rehearsed as well"
 
 
@@ -144,8 +144,8 @@ def test_a_draft_model_with_other_tokens_is_refused_at_start(windowed: Path) -> 
 def test_a_draft_model_never_sees_ids_beyond_its_table(windowed: Path) -> None:
     known, at = 60, first_position(512, Sampling(temperature=1.5, seed=1))
     drafter = ModelDrafter(load_model(windowed, EngineOptions(), lambda _: None).network, known)
-    assert drafter.propose([20, known, 21], 4, at) == []
-    drafts = drafter.propose([20, 30, 21], 4, at)
+    assert propose([DraftTask(drafter, [20, known, 21], 4, at)]) == [[]]
+    [drafts] = propose([DraftTask(drafter, [20, 30, 21], 4, at)])
     assert drafts is not None
     assert len(drafts) == 4
     assert max(drafts) < known
