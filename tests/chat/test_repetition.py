@@ -207,8 +207,15 @@ def test_a_stream_says_it_in_its_last_chunk(server: RunningServer, endless: dict
     assert last["timings"]["stopped_by"] == "repetition"
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-@pytest.mark.parametrize(("limit", "most"), [(None, 192), (200, 264), (0, 300)])
+@pytest.mark.parametrize(
+    ("path", "limit", "most"),
+    [
+        ("/v1/chat/completions", None, 192),
+        ("/v1/chat/completions", 200, 264),
+        ("/v1/chat/completions", 0, 300),
+        ("/v1/completions", 200, 264),
+    ],
+)
 def test_a_request_may_set_its_own_limit(
     server: RunningServer, endless: dict[str, Any], path: str, limit: int | None, most: int
 ) -> None:

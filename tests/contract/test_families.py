@@ -230,7 +230,8 @@ def test_a_call_that_is_required_comes_and_the_next_turn_has_it_with_its_result(
 
     named = {"type": "function", "function": {"name": "get_weather"}}
     fields["parallel_tool_calls"] = False
-    message = answer(server, name, tool_choice=named, is_streamed=True, **fields)["message"]
+    is_streamed = name in FAMILIES  # a published template changes nothing of how a reply is read
+    message = answer(server, name, tool_choice=named, is_streamed=is_streamed, **fields)["message"]
     [call] = message["tool_calls"]
     assert call["function"]["name"] == "get_weather"
     arguments = json.loads(call["function"]["arguments"])
