@@ -58,7 +58,9 @@ class RecordingBatch:
         self._note("load")
         if self._load_error is not None:
             raise self._load_error
-        return ModelInfo(model_id="recording", context_length=10, tokenizer=ScriptedTokenizer())
+        return ModelInfo(
+            model_id="recording", context_length=10, tokenizer=ScriptedTokenizer(), is_ready=self.is_ready
+        )
 
     def admits(self, request: GenerationRequest) -> bool:
         return True
@@ -67,7 +69,7 @@ class RecordingBatch:
         self._note("insert")
         self._keys.append(key)
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         return True
 
     def step(self) -> Iterable[tuple[int, Outcome]]:
@@ -144,7 +146,7 @@ class LimitedBatch(RecordingBatch):
         with self.changed:
             assert self.changed.wait_for(is_so, SOON)
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         return self.ending.acquire(blocking=False)
 
     def step(self) -> Iterable[tuple[int, Outcome]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import re
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -343,7 +343,7 @@ class _ScriptedBatch:
 
     def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         on_progress(1.0)
-        return self._info
+        return replace(self._info, is_ready=self._is_ready)
 
     def admits(self, request: GenerationRequest) -> bool:
         return True
@@ -364,7 +364,7 @@ class _ScriptedBatch:
         earlier = [(*other.request.prompt, *other.written) for other in self.started] + self.prewarmed
         return min(max((common_prefix_length(prompt, each) for each in earlier), default=0), len(prompt) - 1)
 
-    def ready(self) -> bool:
+    def _is_ready(self) -> bool:
         return self.permits is None or self.permits.acquire(blocking=False)
 
     def step(self) -> Iterable[tuple[int, Outcome]]:

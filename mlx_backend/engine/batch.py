@@ -62,6 +62,8 @@ class ModelInfo:
     """Returns how many tokens of a prompt would have to be prefilled now. On the engine thread, as the next."""
     prefill_room: Callable[[int], float] = lambda priority: math.inf
     """Returns how many that may be of the next request of a priority, for it to be started now."""
+    is_ready: Callable[[], bool] = lambda: True
+    """Whether a step would advance anything. If not, the thread sleeps until a message comes. On the engine thread."""
     has_to_wait: Callable[[GenerationRequest], bool] = lambda request: False
     """Whether a request has to wait for one of its own kind, which holds up no others. On the engine thread."""
 
@@ -96,10 +98,6 @@ class Batch(Protocol):
 
     def insert(self, key: int, request: GenerationRequest) -> None:
         """Start a request. An exception fails this request and no other."""
-        ...
-
-    def ready(self) -> bool:
-        """Whether a step would advance anything. If not, the thread sleeps until a message comes."""
         ...
 
     def step(self) -> Iterable[tuple[int, Outcome]]:

@@ -308,7 +308,7 @@ class Scheduler:
             next_timeout = self._expire_queued()
             if not (self._running or self._queue):
                 self._warmups.make_next()
-            if (self._running or self._warmups.running) and self._batch.ready():
+            if (self._running or self._warmups.running) and self.info.is_ready():
                 return True
             try:
                 message = self._inbox.get(timeout=next_timeout)

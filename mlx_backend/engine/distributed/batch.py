@@ -115,10 +115,6 @@ class LeaderBatch:
             raise
         self._changes.append(["insert", key, written])
 
-    def ready(self) -> bool:
-        """Whether a step would move anything."""
-        return self._batch.ready()
-
     def step(self) -> Iterator[tuple[int, Outcome]]:
         """Send the others what has changed, and take a step with them. After EngineStopped there is no other."""
         if self._error is not None:

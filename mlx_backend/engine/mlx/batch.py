@@ -240,10 +240,6 @@ class MLXBatch:
         tokens, _ = self._needed_memory(request)
         self._enqueue(sequence, tokens)
 
-    def ready(self) -> bool:
-        """Whether a step would do anything. It does, as long as there is a request."""
-        return True
-
     def remove(self, key: int) -> None:
         """Drop a cancelled request."""
         sequence = self.sequences[key]

@@ -144,10 +144,6 @@ class PlainBatch:
         del self._replies[number]
         self._generator.remove([number])
 
-    def ready(self) -> bool:
-        """Whether a step would do anything. It does, as long as there is a request."""
-        return True
-
     def step(self) -> Iterator[tuple[int, Outcome]]:
         """Generate one token for every reply, and prefill a chunk of every prompt."""
         assert self._generator is not None

@@ -64,9 +64,6 @@ class PlainBatch:
         self.log.append(("insert", key, request))
         self.rows[key] = list(range(request.max_tokens))
 
-    def ready(self) -> bool:
-        return True
-
     def step(self) -> Iterable[tuple[int, Outcome]]:
         self._steps += 1
         self.log.append(("step", self.pace))

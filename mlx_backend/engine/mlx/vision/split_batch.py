@@ -97,10 +97,6 @@ class SplitBatch:
         """Drop a reply, which was cancelled."""
         self._running.pop(key).remove(key)
 
-    def ready(self) -> bool:
-        """Whether a step would do anything. It does, as long as there is a reply."""
-        return True
-
     def step(self) -> Iterator[tuple[int, Outcome]]:
         """Advance the replies of both."""
         for batch in {id(each): each for each in self._running.values()}.values():

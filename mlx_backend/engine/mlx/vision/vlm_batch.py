@@ -178,10 +178,6 @@ class VLMBatch:
         self._running = None
         self._budget.release(key)
 
-    def ready(self) -> bool:
-        """Whether a step would do anything. It does, as long as there is a reply."""
-        return True
-
     def step(self) -> Iterator[tuple[int, Outcome]]:
         """Compute a chunk of the prompt, or a token of the reply."""
         assert self._running is not None
