@@ -153,6 +153,10 @@ def test_images_that_can_never_be_seen_are_refused_with_the_figures() -> None:
 # -- an engine --------------------------------------------------------------------------------------------------
 
 
+any_family = pytest.mark.parametrize("folder", ["gemma3", "qwen3_vl"], indirect=True, scope="module")
+"""For what is the same in every family."""
+
+
 def working(batch: MLXBatch) -> int:
     return batch.runtime.cache_budget.reservation.working
 
@@ -172,6 +176,7 @@ def test_a_vision_tower_is_measured_and_its_features_are_counted(folder: SeeingM
 
 
 @needs_mlx_vlm
+@any_family
 def test_an_image_that_cannot_be_seen_in_the_memory_there_is_is_refused_and_text_goes_on(
     folder: SeeingModel, seeing: Seeing
 ) -> None:
@@ -188,6 +193,7 @@ def test_an_image_that_cannot_be_seen_in_the_memory_there_is_is_refused_and_text
 
 
 @needs_mlx_vlm
+@any_family
 def test_images_that_wait_are_given_back_with_their_requests(folder: SeeingModel, seeing: Seeing) -> None:
     with loaded_batch(folder.folder) as batch:
         vision = batch.runtime.vision
@@ -201,6 +207,7 @@ def test_images_that_wait_are_given_back_with_their_requests(folder: SeeingModel
 
 
 @needs_mlx_vlm
+@any_family
 def test_features_make_room_for_replies(folder: SeeingModel, seeing: Seeing) -> None:
     with loaded_batch(folder.folder) as batch:
         runtime = batch.runtime

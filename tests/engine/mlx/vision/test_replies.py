@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 
 pytestmark = needs_mlx_vlm
+some_families = pytest.mark.parametrize(
+    "folder", ["gemma3", "qwen3_vl", "qwen3_5"], indirect=True, scope="module"
+)
+"""One with windows, one with positions in rows and columns, one with states: what a cache may hold."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -103,6 +107,7 @@ def test_two_pictures_with_the_same_tokens_are_never_confused(caching: Seeing, s
     assert caching.cached(other)[1] < other.images[0].end
 
 
+@some_families
 def test_prefixes_on_disk_know_their_pictures_after_a_restart(
     folder: SeeingModel, seeing: Seeing, tmp_path: Path
 ) -> None:
@@ -149,6 +154,7 @@ def test_an_image_that_cannot_be_computed_fails_its_own_request_alone(
     assert found == expected
 
 
+@some_families
 def test_drafts_change_no_reply_about_an_image(seeing: Seeing) -> None:
     layouts = ("two images", "images side by side", "a long text after an image")
     requests = [seeing.request(*LAYOUTS[layout], tokens=40) for layout in layouts]
@@ -179,6 +185,7 @@ def test_images_that_do_not_stand_on_pad_tokens_are_refused(seeing: Seeing) -> N
         assert raised.value.field == "images"
 
 
+@some_families
 def test_without_the_extra_the_same_model_answers_the_same_text(
     seeing: Seeing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
