@@ -223,7 +223,7 @@ class ScriptedImageProcessor:
         """Qwen's."""
         return "".join(IMAGE_MARKERS)
 
-    def prepare(self, picture: Picture, of_request: int = 0) -> PreparedImage:
+    def prepare(self, picture: Picture, earlier: Sequence[PreparedImage] = ()) -> PreparedImage:
         """Return the picture's size in tokens; its pixels are the only input."""
         places = -(-picture.height // self.side) * -(-picture.width // self.side)
         before, pad, after = IMAGE_MARKERS

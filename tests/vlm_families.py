@@ -62,7 +62,7 @@ MARKERS = (
         "]<]start of image[>[",
         "]<]end of image[>[",
         "<im_low>",
-        "<placeholder>",
+        "</image>",
         "<frame_start>",
         "<frame_end>",
     ),
@@ -298,6 +298,54 @@ def _small_sam() -> None:
                 )
 
 
+def _small_encoder() -> None:
+    """DeepSeek-OCR 2 has one size of its second tower, too."""
+    _small_sam()
+    vision: Any = importlib.import_module("mlx_vlm.models.deepseekocr_2.vision")
+    made = vision.Qwen2EncoderConfig
+    vision.Qwen2EncoderConfig = lambda **_: made(layers=1, intermediate_size=64)
+
+
+def _tokens_of_jina() -> None:
+    """Its processor knows its tokens by their numbers in the published vocabulary."""
+    processing: Any = importlib.import_module("mlx_vlm.models.jina_vlm.processing_jinavlm")
+    processing.ImageProcessor = functools.partial(
+        importlib.import_module("mlx_vlm.models.jina_vlm.image_processor").ImageProcessor,
+        **_numbers(
+            patch_token_id="<im_patch>",
+            start_token_id="<im_start>",
+            end_token_id="<im_end>",
+            column_token_id="<im_col>",
+        ),
+    )
+
+
+def _name_tokens(network: Any) -> None:
+    """Have ZAYA1-VL's language network take a prompt's tokens by the name that mlx-vlm 0.7.10 gives them."""
+    kind = type(network.language_model)
+    call = kind.__call__
+
+    def named(self: Any, inputs: mx.array, **more: Any) -> Any:
+        return call(self, inputs, **more)
+
+    network.language_model.__class__ = type(kind.__name__, (kind,), {"__call__": named})
+
+
+def _numbers(**markers: str) -> dict[str, int]:
+    return {name: MARKERS.index(marker) for name, marker in markers.items()}
+
+
+MINICPM: dict[str, Any] = {
+    "config": {"insert_layer_id": 0},
+    "vision_type": "siglip",
+    "images": {"scale_resolution": 64, "slice_mode": False},
+    "text": {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4,
+             "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 32,
+             "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "full_attention_interval": 2, "head_dim": 32,
+             "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10_000.0,
+                                 "partial_rotary_factor": 0.25}},
+}  # fmt: skip
+
 OWN: dict[str, dict[str, Any]] = {
     "aya_vision": {**SIGLIP, "image": "<|IMG_PATCH|>", "processor": {"img_size": SIDE, "patch_size": 8},
                    "config": {"alignment_intermediate_size": 64},
@@ -397,23 +445,10 @@ OWN: dict[str, dict[str, Any]] = {
                    "vision_feature_layer": -1, "vision_feature_select_strategy": "default", "vision_output_dim": 64,
                    "intermediate_size": 128},
     },
-    "llava": {**CLIP, "remark": "mlx-vlm 0.7.10's processor does not work with transformers 5.23"},
     "llava_next": {**CLIP, "config": GRID, "images": {**CLIP["images"], **GRID},
                    "remark": "mlx-vlm 0.7.10 makes more embeddings of a picture than it has tokens"},
     "llava_onevision": {**SIGLIP, "text_type": "qwen2", "config": GRID, "images": GRID,
                         "processor": {"num_image_tokens": 64}},
-    "minicpmv4_6": {
-        "numbers": True,
-        "remark": "it numbers the pictures of a prompt, and here each is the first",
-        "config": {"insert_layer_id": 0},
-        "vision_type": "siglip",
-        "images": {"scale_resolution": 64, "slice_mode": False},
-        "text": {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4,
-                 "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 32,
-                 "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "full_attention_interval": 2, "head_dim": 32,
-                 "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10_000.0,
-                                     "partial_rotary_factor": 0.25}},
-    },
     "paddleocr_vl": {
         "flat": True,
         "images": {"temporal_patch_size": 1},
@@ -427,23 +462,14 @@ OWN: dict[str, dict[str, Any]] = {
     "step3p7": {"remark": "one picture in a prompt, as in mlx-vlm 0.7.10", "image": "<im_patch>",
                 "vision": {"mlp_ratio": 2.0, "image_size": 728, "patch_size": 14},
                 "text": {"num_attention_groups": 2, "moe_num_experts": 4, "moe_top_k": 2, "share_expert_dim": 32}},
-    "hunyuan_vl": {"text": {"rope_scaling": {"type": "xdrope", "alpha": 1000.0, "factor": 1.0,
-                                             "xdrope_section": [2, 2, 2, 2]}},
-                   "change": _tokens_of_hunyuan,
-                   "config": {"image_start_token_id": MARKERS.index("<im_start>"),
-                              "image_end_token_id": MARKERS.index("<im_end>")}},
     "qwen4_exp": {**QWEN, "text": {
         "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_budget": 256, "indexer_compress_ratio": 4,
         "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 16,
         "linear_conv_kernel_dim": 4, "full_attention_interval": 2, "indexer_head_dim": 16, "hc_lowrank": 8,
         "rope_parameters": {"type": "default", "mrope_section": [1, 1, 0], "rope_theta": 10_000.0,
                             "partial_rotary_factor": 0.25}}},
-    "youtu_vl": {**QWEN, "flat": True, "text": {**MLA, "n_routed_experts": None, "n_shared_experts": None}},
     "mllama": {"first": "<bos><|im_start|>", "vision": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 96},
                "text": {"cross_attention_layers": [1]}},
-    "llmjpvl": {"text_type": "llama", "remark": "mlx-vlm 0.7.10 has no processor of it"},
-    "mistral_large3": {"vision_type": "pixtral", "image": "[IMG]", "processor": {"processor_class": "PixtralProcessor"},
-                       "remark": "its processor is that of transformers, which needs PyTorch"},
     "ernie4_5_moe_vl": {"flat": True, "image": "<|IMAGE_PLACEHOLDER|>",
                         "text": {"moe_num_experts": [4, 4], "moe_intermediate_size": [32, 16],
                                  "moe_layer_start_index": [1, 1], "moe_layer_end_index": [2, 2],
@@ -490,7 +516,6 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "deepseekocr": {**DEEPSEEK, "change": _small_sam, "vision": {
         "hidden_size": 1024, "width": 1024, "image_size": 224, "patch_size": 14}},
-    "deepseekocr_2": {**DEEPSEEK, "change": _small_sam},
     "deepseek_vl_v2": {
         **DEEPSEEK,
         "taken": "",
@@ -504,8 +529,124 @@ OWN: dict[str, dict[str, Any]] = {
         "processor": {**DEEPSEEK["processor"], "patch_size": 4, "downsample_ratio": 2,
                       "candidate_resolutions": GRID["image_grid_pinpoints"]},
     },
-    "unlimited_ocr": {**DEEPSEEK, "change": _small_sam, "remark": "its processor needs PyTorch", "vision": {
-        "hidden_size": 1024, "width": 1024, "image_size": 224, "patch_size": 14}},
+    "deepseekocr_2": {
+        **DEEPSEEK,
+        "change": _small_encoder,
+        "vision": {"width": {"qwen2-0-5b": {"dim": 896}}},
+        "config": {**DEEPSEEK["config"],
+                   "projector_config": {"projector_type": "linear", "input_dim": 896, "n_embed": 64}},
+    },
+    "glm5_next": {
+        **GLM,
+        "images": {"patch_size": 14},
+        "processor": {"image_processor": {"max_image_tokens": 64}},
+        "text": {"num_key_value_heads": 4, "qk_rope_head_dim": 0, "qk_nope_head_dim": 16, "v_head_dim": 16,
+                 "kv_lora_rank": 16, "q_lora_rank": 16, "index_topk": 64, "index_head_dim": 16, "index_n_heads": 2,
+                 "index_kpool": 4, "linear_head_dim": 32, "linear_num_heads": 2, "num_hidden_layers": 4},
+        "vision": {"patch_size": 14, "projection_intermediate_size": 64},
+    },
+    "granite4_vision": {
+        **SIGLIP,
+        "text_type": "granitemoehybrid",
+        "text": {"embedding_multiplier": 1.0, "attention_multiplier": 0.25, "residual_multiplier": 1.0,
+                 "logits_scaling": 1.0, "layer_types": ["attention"] * 3, "shared_intermediate_size": 128,
+                 "num_local_experts": 0},
+        "vision": {"hidden_size": 64},
+        "config": {**GRID, "deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1],
+                   "use_spatial_sampling": False},
+        "images": {**CLIP["images"], **GRID, "image_processor_type": "LlavaNextImageProcessor"},
+    },
+    "idefics2": {
+        "text_type": "mistral",
+        "names": {"image_boundary_token": "<fake_token_around_image>"},
+        "config": {"perceiver_config": {"model_type": "idefics2", "num_key_value_heads": 2, "resampler_depth": 1,
+                                        "resampler_head_dim": 16, "resampler_n_heads": 4,
+                                        "resampler_n_latents": 64}},
+    },
+    "jina_vlm": {
+        "model_type": "jvlm",
+        "change": _tokens_of_jina,
+        "image": "<|image|>",
+        "template": template_with("<|image|>"),
+        "config": _numbers(image_start_token_id="<im_start>", image_end_token_id="<im_end>",
+                           image_patch_token_id="<im_patch>", image_column_token_id="<im_col>"),
+        "text": {"n_layers": 2, "additional_vocab_size": 8, "block_config": {
+            "attn_config": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 16}, "ffn_config": {"size": 128}}},
+        "vision": {"n_layers": 2, "vit_layers": [-1, -2], "output_size": 64, "patch_size": 14, "image_size": 378,
+                   "input_size": [378, 378],
+                   "block_config": {"attn_config": {"n_heads": 2, "head_dim": 16}, "ffn_config": {"size": 64}},
+                   "vl_connector_config": {"mlp_projector_config": {"size": 64}}},
+    },
+    "kimi_k3": {
+        "is_converted": True,
+        "image": "<|media_pad|>",
+        "config": _numbers(media_placeholder_token_id="<|media_pad|>"),
+        "text": {**MLA, "hidden_act": "situ", "model_type": "kimi_linear", "num_hidden_layers": 4,
+                 "num_shared_experts": 1, "num_experts_per_token": 2, "num_key_value_heads": 4,
+                 "linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 2,
+                                        "head_dim": 32, "short_conv_kernel_size": 4}},
+        "vision": {"patch_size": 14, "vt_num_attention_heads": 2, "vt_num_hidden_layers": 2, "vt_hidden_size": 32,
+                   "vt_intermediate_size": 64, "qkv_hidden_size": 32, "mm_hidden_size": 32, "text_hidden_size": 64},
+    },
+    "mage_vl": {
+        **QWEN,
+        "text_type": "qwen3",
+        "images": {"temporal_patch_size": 1},
+        "vision": {"hidden_size": 64, "text_hidden_size": 64, "temporal_patch_size": 1},
+    },
+    "mimo_v2": {
+        **QWEN,
+        "config": {**QWEN["config"], "audio_config": {
+            "out_hidden_size": 64, "input_local_dim": 16, "input_local_attn_heads": 2, "input_local_head_dim": 8,
+            "input_local_intermediate_size": 16, "input_local_layers": 1, "audio_channels": 2,
+            "speech_vocab_size": 16, "speech_zeroemb_idx": 8}},
+        "text": {"hybrid_layer_pattern": [0, 1, 0], "moe_layer_freq": [0, 1, 1], "v_head_dim": 16,
+                 "swa_head_dim": 16, "swa_v_head_dim": 16, "swa_num_attention_heads": 4,
+                 "swa_num_key_value_heads": 2, "sliding_window_size": 24, "partial_rotary_factor": 0.5},
+    },
+    "minicpmo": {**SIGLIP, "text_type": "qwen3", "config": {"init_audio": False, "init_tts": False}},
+    "minicpmv4_6": MINICPM,
+    "minicpmv4_7": {
+        **MINICPM,
+        "image": "<|image_pad|>",
+        "config": {"insert_layer_id": 0, "newline_id": 600, **_numbers(
+            image_start_id="<image>", image_end_id="</image>", slice_start_id="<slice>", slice_end_id="</slice>",
+            video_token_id="<|video_pad|>")},
+    },
+    "muse_glimmer": {
+        "image": "<|patch|>",
+        "config": {"out_hidden_size": 128, "projector_hidden_size": 64},
+        "processor": {"max_image_tokens": 64},
+        "text": {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+                 "layer_rope_theta": [10_000.0, 10_000.0, 0],
+                 "rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default"}},
+    },
+    "nemotron_h_nano_omni": {
+        "text_type": "nemotron_h",
+        "images": {"norm_mean": [0.5] * 3, "norm_std": [0.5] * 3},
+        "config": {"projector_hidden_size": 64, "vit_hidden_size": 32, **_numbers(img_context_token_id="<image>")},
+        "vision": {"max_resolution": 64},
+        "text": {"mamba_num_heads": 4, "mamba_head_dim": 16, "mamba_proj_bias": False, "ssm_state_size": 16,
+                 "conv_kernel": 4, "n_groups": 2, "mlp_bias": False, "layer_norm_epsilon": 1e-5, "use_bias": False,
+                 "use_conv_bias": True, "hybrid_override_pattern": ["M", "*", "-"]},
+    },
+    "zaya1_vl": {
+        "flat": True,
+        "mend": _name_tokens,
+        "remark": "mlx-vlm 0.7.10's own generation names its tokens otherwise than its network; compared with that "
+                  "mended",
+        "text": {"ffn_hidden_size": 64, "zaya_mlp_expansion": 16},
+    },
+    "hunyuan_vl": {
+        "change": _tokens_of_hunyuan,
+        "text": {"rope_scaling": {"type": "xdrope", "alpha": 1000.0, "factor": 1.0, "xdrope_section": [2, 2, 2, 2]}},
+        "vision": {"patch_size": 16},
+        "config": _numbers(image_start_token_id="<im_start>", image_end_token_id="<im_end>"),
+    },
+    "deepseek_v41": {"remark": "its weights are published in numbers of 8 bits, which no tiny model has"},
+    "molmo_point": {"remark": "what it points at next is not among its logits; no tiny model has that"},
+    "muse_spark": {"remark": "mlx-lm's network of it runs on Apple's GPUs only"},
+    "prism_hadamard_qwen35": {"remark": "its weights are packs of 2 bits, which no tiny model has"},
 }  # fmt: skip
 
 
@@ -517,7 +658,7 @@ def write(folder: Path, family: str, seed: int = 5) -> Path:
     module = importlib.import_module(f"mlx_vlm.models.{own.get('module', family)}")
     image = MARKERS.index(own.get("image", "<image>"))
     config: dict[str, Any] = {
-        "model_type": family,
+        "model_type": own.get("model_type", family),
         "vocab_size": VOCABULARY,
         "hidden_size": 64,
         "pad_token_id": PAD,
@@ -528,7 +669,7 @@ def write(folder: Path, family: str, seed: int = 5) -> Path:
         **own.get("config", {}),
     }
     config["text_config"] = {"model_type": own.get("text_type", family), **TEXT, **own.get("text", {})}
-    if (vision := own.get("vision", {})) is not None:
+    if (vision := own.get("vision", {})) is not None and hasattr(module, "VisionConfig"):
         type_of = own.get("vision_type") or getattr(module.VisionConfig, "model_type", family)
         config["vision_config"] = {"model_type": type_of, **VISION, **vision}
     if own.get("strict"):  # its configurations take no other names
@@ -569,5 +710,6 @@ def write(folder: Path, family: str, seed: int = 5) -> Path:
         + ("norm" in name)
         for (name, value), key in zip(shapes, keys, strict=True)
     }
-    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    form = {"format": "mlx"} if own.get("is_converted") else None
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, form)
     return folder

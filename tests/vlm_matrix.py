@@ -29,13 +29,21 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parent.parent / "docs/images.md"
 TABLE = re.compile(r"(?<=<!-- families -->\n).*?(?=<!-- end of families -->)", re.DOTALL)
 BATCH, ONE, UNTRIED, NOT = "in the batch", "one at a time", "not compared", "not"
-SECONDS, MEMORY, AT_ONCE = 300, 14 << 30, 2
+SECONDS, MEMORY, AT_ONCE = 900, 14 << 30, 2
 OUTSIDE = "it gives pictures a token outside its vocabulary"
+PYTORCH = "its processor is that of transformers, which needs PyTorch"
+NO_PROCESSOR = "mlx-vlm 0.7.10 has no processor of it"
 NO_PLACE = {
+    "deepseek_v4": "it writes a picture by where it stands in the prompt, with tokens outside its vocabulary",
+    "falcon_ocr": "its processor puts pictures first, wherever they were sent",
     "fastvlm": OUTSIDE,
     "florence2": "it answers no conversation",
+    "got": "its tokenizer is a program of its own",
+    "llava": "mlx-vlm 0.7.10's processor does not work with transformers 5.23",
     "llava_bunny": OUTSIDE,
+    "llmjpvl": NO_PROCESSOR,
     "locateanything": "it numbers pictures",
+    "mistral_large3": PYTORCH,
     "molmo": "its processor puts pictures first, wherever they were sent",
     "moondream2": "its prompt has no tokens for pictures",
     "moondream3": "its prompt has no tokens for pictures",
@@ -43,8 +51,11 @@ NO_PLACE = {
     "phi3_v": "it numbers pictures, and gives them tokens outside its vocabulary",
     "phi4_siglip": OUTSIDE,
     "phi4mm": "it numbers pictures",
+    "plamo2vl": "its tokenizer is a program of its own",
+    "unlimited_ocr": PYTORCH,
+    "youtu_vl": NO_PROCESSOR,
 }
-"""Families whose prompts have no place for a picture, and why."""
+"""Families that cannot be shown pictures, most because their prompts have no place for one, and why."""
 
 
 def families() -> list[str]:
@@ -97,7 +108,7 @@ def _one(family: str) -> str:
             return (
                 f"{NOT}: mlx-vlm's network needs {error.name}, which is not among what `make vision` installs"
             )
-        return f"{UNTRIED}: no tiny model of it is made"
+        return f"{UNTRIED}: {OWN.get(family, {}).get('remark', 'no tiny model of it is made')}"
     try:
         has_refused, is_batched = compare(folder, family)
     except Exception:

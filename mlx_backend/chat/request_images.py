@@ -158,8 +158,7 @@ class RequestImages:
                 current().check()
                 picture = next(pictures)
                 try:
-                    others = sum(each.nbytes for each in images.values())
-                    images[number] = processor.prepare(picture, others)
+                    images[number] = processor.prepare(picture, list(images.values()))
                 except EngineRefused as error:
                     raise RequestError(str(error), sources[number].where, "invalid_image") from error
                 del picture  # before the next is loaded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from types import MappingProxyType
@@ -111,8 +111,8 @@ class ImageProcessor(Protocol):
         """What the model's chat template writes for an image, in whose place its text stands then."""
         ...
 
-    def prepare(self, picture: Picture, of_request: int = 0) -> PreparedImage:
-        """Return the picture as the model takes it; `of_request` are the bytes of the same request's other images.
+    def prepare(self, picture: Picture, earlier: Sequence[PreparedImage] = ()) -> PreparedImage:
+        """Return the picture as the model takes it after the same request's `earlier` ones.
 
         Raises EngineRefused for one that it cannot take, EngineBusy while too many of others wait to be seen.
         """

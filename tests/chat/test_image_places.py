@@ -47,7 +47,7 @@ class Processor:
         self.part = part
         self.pad_token = pad_token
 
-    def prepare(self, _picture: Any, of_request: int = 0) -> PreparedImage:
+    def prepare(self, _picture: Any, earlier: Sequence[PreparedImage] = ()) -> PreparedImage:
         raise NotImplementedError  # what is shown here is prepared already
 
 

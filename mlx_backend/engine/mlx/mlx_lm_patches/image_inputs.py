@@ -47,7 +47,7 @@ def given_embeddings(embedding: Any) -> mx.array | None:
 def embedding_of(network: Any) -> Any:
     """Return the module that embeds a network's tokens."""
     named = {name.rpartition(".")[2]: module for name, module in network.named_modules()}
-    return named["embed_tokens"]
+    return named.get("embed_tokens") or named["embeddings"]
 
 
 @dataclass(slots=True)

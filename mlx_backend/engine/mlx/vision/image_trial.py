@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mlx_backend.device.threads import FairLock
-    from mlx_backend.engine.images import PromptImage
+    from mlx_backend.engine.images import PreparedImage, PromptImage
     from mlx_backend.engine.mlx.loading import CheckSize, Networks
 
 log = logging.getLogger(__name__)
@@ -101,31 +101,33 @@ class ImageTrial:
         """Return a text with so many pictures in it, begun in mlx-vlm's network. Raises whatever that does."""
         processor, (width, height) = self._vision.processor, TRIED_SIZE
         noise = (np.random.default_rng(seed).bytes(3 * width * height) for seed in range(count))
-        pictures = [Picture(width, height, each) for each in noise]
-        prompt, images = processor.tried_prompt(
-            [replace(processor.prepare(each), picture=each) for each in pictures]
-        )
+        prepared: list[PreparedImage] = []
+        for picture in (Picture(width, height, each) for each in noise):
+            prepared.append(replace(processor.prepare(picture, prepared), picture=picture))
+        prompt, images = processor.tried_prompt(prepared)
         return prompt, images, VLMRun(self._vision.whole, prompt, processor.inputs(prompt, images))
 
     def _scale_of_text(self, text: Sequence[int]) -> tuple[float, float]:
         """Return by what mlx-vlm multiplies embeddings of text, and by what its language network needs them to be.
 
-        Gemma 3n's forgets it for prompts (0.7.10).
+        Gemma 3n's forgets it for prompts (0.7.10). Where they are not multiplied but normalised, both are 1.
         """
         own = self._embedded_text(text)
         expected = self._network(token_ids([text]), cache=self._vision.fresh_layers())[0]
         run = VLMRun(self._vision.whole, text, {})
         assert run.embeddings is not None
-        theirs = _norm(run.embeddings) / _norm(own)
+        norms = as_floats(_norms(run.embeddings) / _norms(own))
         usual = (1.0, own.shape[-1] ** 0.5)
-        theirs = next((scale for scale in usual if abs(theirs / scale - 1) < ROUNDING), theirs)
-        off: dict[float, float] = {}
-        for scale in (theirs, *usual):
+        theirs = next((scale for scale in usual if abs(median(norms) / scale - 1) < ROUNDING), median(norms))
+        if max(norms) / min(norms) > 1 + ROUNDING:
+            theirs = 1.0
+        off = {theirs: median(differences(run.all_logits(), expected))}
+        for scale in usual:
+            if min(off.values()) <= self._max_difference:
+                break
             run = VLMRun(self._vision.whole, text, {})
             run.embeddings = own * scale
             off[scale] = median(differences(run.all_logits(), expected))
-            if off[scale] <= self._max_difference:
-                return theirs, scale
         return theirs, min(off, key=lambda scale: off[scale])
 
     def _learn(self, run: VLMRun, prompt: Sequence[int], scales: tuple[float, float]) -> None:
@@ -165,9 +167,8 @@ class ImageTrial:
         return found
 
 
-def _norm(embeddings: mx.array) -> float:
-    [found] = as_floats(mx.linalg.norm(embeddings.astype(mx.float32)).reshape(1))
-    return found
+def _norms(embeddings: mx.array) -> mx.array:
+    return mx.linalg.norm(embeddings.astype(mx.float32), axis=-1).reshape(-1)
 
 
 def support_of(folder: Path, vision: Vision | None) -> ImageSupport:

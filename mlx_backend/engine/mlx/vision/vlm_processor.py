@@ -16,11 +16,13 @@ on a thread of its own, and what it makes leaves that as numpy arrays.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import warnings
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -52,6 +54,8 @@ PROBE_SIDE = 64
 TRIED_TEXT = "The quick brown fox jumps over 12 dogs."
 _NO_PART = "\uffffimage\uffff"
 """Stands for what templates write for an image where they write nothing; no text has these characters."""
+_NUMBER = re.compile(r"(?<=image_)1(?=\W)")
+"""An image's number in what processors read as the first one."""
 _OF_TOKENS = ("input_ids", "attention_mask")
 """What processors make that is no input of a vision tower."""
 
@@ -89,13 +93,12 @@ class VLMProcessor:
         self._tokenizer = tokenizer
         special = tokenizer.special_tokens
         self._filler = next(iter(sorted(tokenizer.end_tokens & special.keys())), None) or min(special)
-        self._written: OrderedDict[bytes, tuple[WrittenImage, int]] = (
-            OrderedDict()
-        )  # and the bytes of its inputs
+        # By a picture's digest and number, and the bytes of its inputs.
+        self._written = OrderedDict[tuple[bytes, int], tuple[WrittenImage, int]]()
         self.waiting = PreparedImages()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="images")
         try:
-            self.pad_token, self.part, self._own_part = self._probed(config)
+            self.pad_token, self.part, self._own_part, self._are_numbered = self._probed(config)
         except BaseException:
             self.close()
             raise
@@ -106,16 +109,20 @@ class VLMProcessor:
         self._worker.shutdown()
         self._rope_index, self._is_seen = None, lambda _digest: True
 
-    def prepare(self, picture: Picture, of_request: int = 0) -> PreparedImage:
-        """Return the picture with how it is written; `of_request` are the bytes of its request's other images.
+    def prepare(self, picture: Picture, earlier: Sequence[PreparedImage] = ()) -> PreparedImage:
+        """Return the picture with how it is written after its request's `earlier` ones.
 
         Raises EngineRefused for one that it cannot take, EngineBusy while too many of others wait to be seen.
         """
         digest, inputs = picture.digest, dict[str, Any]()
-        known = self._written.get(digest)
+        number = len(earlier) if self._are_numbered else 0
+        known = self._written.get((digest, number))
         if known is None or not self._is_seen(digest):
             written, inputs = self._on_worker(self._write, self._own_part, picture, self.pad_token)
-            known = self._written[digest] = written, bytes_of(inputs)
+            nbytes = bytes_of(inputs)
+            if number:
+                written, _ = self._on_worker(self._write, self._own_part, picture, self.pad_token, number)
+            known = self._written[digest, number] = written, nbytes
             while len(self._written) > MAX_WRITTEN:
                 self._written.popitem(last=False)
         if self._is_seen(digest):
@@ -123,7 +130,7 @@ class VLMProcessor:
         image = PreparedImage(
             digest, known[0], inputs, None if inputs else picture, 0 if inputs else known[1]
         )
-        self.waiting.add(image, of_request)
+        self.waiting.add(image, sum(each.nbytes for each in earlier))
         return image
 
     def inputs_of(self, image: PreparedImage) -> Inputs:
@@ -136,31 +143,26 @@ class VLMProcessor:
     def inputs(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> Inputs:
         """Return the network's inputs for a prompt's images. Raises EngineRefused if they do not fit the prompt."""
         fillers: list[int] = []
-        at = lead = 0
+        at = 0
         for each in images:
             fillers.append(each.start - each.image.written.before - at)
             at = each.end + each.image.written.after
-        fillers.append(len(prompt) - at)
+        fillers.append(len(prompt) - at + 1)  # DeepSeek-OCR's takes the last token away
         pictures = [each.image.picture for each in images if each.image.picture is not None]
-        for _ in range(
-            2
-        ):  # once more if the processor puts a token of its own first, or takes the last one away
-            text = self._text([fillers[0] - lead, *fillers[1:]], self._own_part)
-            made = self._on_worker(self._run, text, pictures)
-            tokens = made["input_ids"]
-            starts = [at for at, token in enumerate(tokens) if token == self.pad_token]
-            added = starts[0] - images[0].start if starts else 0
-            if not starts or (added == 0 and len(tokens) == len(prompt)):
-                break
-            lead += added
-            fillers[-1] += len(prompt) + added - len(tokens)
-        if any(tuple(tokens[each.start : each.end]) != each.image.written.tokens for each in images):
+        made = self._on_worker(self._run, self._text(fillers, self._own_part), pictures)
+        tokens = made["input_ids"]
+        added = tokens.index(self.pad_token) - images[0].start if self.pad_token in tokens else 0
+        inputs = _cut(made, added, added + len(prompt))  # some put a token of their own first
+        if added < 0 or any(
+            tuple(tokens[added + each.start : added + each.end]) != each.image.written.tokens
+            for each in images
+        ):
             raise EngineRefused(
                 "The model's processor writes these images together in another way than each alone. Send them one by "
                 "one, or with text between them.",
                 "images",
             )
-        return {name: value for name, value in made.items() if name not in _OF_TOKENS}
+        return inputs
 
     def tried_prompt(self, images: Sequence[PreparedImage]) -> tuple[list[int], list[PromptImage]]:
         """Return a prompt that a network is tried with: a text, and after each image the same again."""
@@ -179,8 +181,11 @@ class VLMProcessor:
             raise EngineBusy("The model is being loaded again. Try again in a moment.", RETRY_AFTER) from None
         return found.result()
 
-    def _probed(self, config: Mapping[str, Any]) -> tuple[int, str, str]:
-        """Return the pad token, what the template writes for an image, and what the processor reads as one."""
+    def _probed(self, config: Mapping[str, Any]) -> tuple[int, str, str, bool]:
+        """Return the pad token, what the template writes for an image, and what the processor reads as one.
+
+        And whether images are written by their numbers in a prompt.
+        """
         picture = Picture(PROBE_SIDE, PROBE_SIDE, bytes(range(256)) * (3 * PROBE_SIDE * PROBE_SIDE // 256))
         errors: list[Exception] = []
         for part, is_in_template in self._parts(config):
@@ -189,7 +194,12 @@ class VLMProcessor:
             except EngineRefused as error:
                 errors.append(error)
                 continue
-            return written.tokens[0], part if is_in_template else _NO_PART, part
+            pad = written.tokens[0]
+            are_numbered = False
+            with suppress(EngineRefused):  # some take one
+                second, _ = self._on_worker(self._write, part, picture, pad, 1)
+                are_numbered = second.text != written.text
+            return pad, part if is_in_template else _NO_PART, part, are_numbered
         raise EngineRefused(
             f"its processor reads no picture: {first_line(errors[0])}"
             if errors
@@ -234,11 +244,15 @@ class VLMProcessor:
     def _text(self, fillers: Sequence[int], part: str) -> str:
         """Return images with so many filler tokens before each, and after the last."""
         filler = self._tokenizer.special_tokens[self._filler]
-        return part.join(filler * max(0, count) for count in fillers)
+        first, *others = (filler * count for count in fillers)
+        parts = (_NUMBER.sub(str(number), part) for number in count(1))
+        return first + "".join(each + after for each, after in zip(parts, others, strict=False))
 
-    def _write(self, part: str, picture: Picture, pad: int | None = None) -> tuple[WrittenImage, Inputs]:
-        """Return how a picture is written, and the vision tower's inputs. Raises EngineRefused."""
-        made = self._run(self._text((1, 2), part), [picture])  # DeepSeek-OCR's takes the last token away
+    def _write(
+        self, part: str, picture: Picture, pad: int | None = None, number: int = 0
+    ) -> tuple[WrittenImage, Inputs]:
+        """Return how a picture is written after as many others, and the vision tower's inputs. Raises EngineRefused."""
+        made = self._run(self._text((*[1] * (number + 1), 2), part), [picture] * (number + 1))
         tokens = made["input_ids"]
         inputs = {name: value for name, value in made.items() if name not in _OF_TOKENS}
         if not bytes_of(inputs):  # such as a tokenizer in place of a processor that could not be made
@@ -246,11 +260,10 @@ class VLMProcessor:
         fillers = [at for at, token in enumerate(tokens) if token == self._filler]
         if len(fillers) < 2:
             raise EngineRefused("The model's processor does not keep the text around a picture.", "images")
-        start, end = fillers[0] + 1, fillers[-1]
-        while start < end and tokens[start] == self._filler:  # it has put one first, or last
-            start += 1
-        while start < end and tokens[end - 1] == self._filler:
+        end = fillers[-1]  # DeepSeek-OCR's takes the last one away
+        while end > fillers[0] and tokens[end - 1] == self._filler:
             end -= 1
+        start = max((at for at in fillers if at < end), default=end) + 1
         body = tokens[start:end]
         special = self._tokenizer.special_tokens
         if pad is None:
@@ -268,12 +281,8 @@ class VLMProcessor:
         if self._tokenizer.encode(text, control_tokens=True) != body:
             raise EngineRefused("The text that stands for a picture cannot be read back.", "images")
         positions, shift = self._positions(body, first, end, made)
-        # A value for each token is one of the fillers, too.
-        inputs = {
-            name: value[:, start : start + len(body)] if np.shape(value) == (1, len(tokens)) else value
-            for name, value in inputs.items()
-        }
-        return WrittenImage(text, first, tuple(body[first:end]), len(body) - end, positions, shift), inputs
+        written = WrittenImage(text, first, tuple(body[first:end]), len(body) - end, positions, shift)
+        return written, _cut(made, start, start + len(body))
 
     def _positions(self, body: Sequence[int], first: int, end: int, made: Inputs) -> tuple[Any, int]:
         """Return the positions of an image's places, counted from the first, and by how much others move after it."""
@@ -283,7 +292,10 @@ class VLMProcessor:
         named = {
             name: to_mlx(value) for name, value in made.items() if name in known and name not in _OF_TOKENS
         }
-        found, delta = self._rope_index(mx.array([list(body)]), **named)
+        try:
+            found, delta = self._rope_index(mx.array([list(body)]), **named)
+        except Exception:  # of whatever kind: the family's network computes them elsewhere
+            return None, 0
         positions = np.array(found).reshape(-1, len(body))
         if len(positions) != AXES:
             return None, 0
@@ -308,6 +320,18 @@ class VLMProcessor:
             raise EngineRefused(
                 f"The image cannot be prepared for this model: {first_line(error)}.", "images"
             ) from error
+
+
+def _cut(made: Inputs, start: int, end: int) -> Inputs:
+    """Return what a processor has made without the tokens; of what has a value for each token, that from `start`."""
+    shape = (1, len(made["input_ids"]))
+    return {
+        name: value[:, start:end]
+        if getattr(value, "shape", ())[:2] == shape and "pixel" not in name
+        else value
+        for name, value in made.items()
+        if name not in _OF_TOKENS
+    }
 
 
 def _to_numpy(value: Any) -> Any:

@@ -211,7 +211,7 @@ class VLMRun:
         assert self.embeddings is not None
         count = min(count, self.length - 1)
         self._language(
-            inputs=self._tokens[:, :count],
+            self._tokens[:, :count],
             inputs_embeds=self.embeddings[:, :count],
             cache=self.caches,
             n_to_process=count,
