@@ -16,6 +16,8 @@ from vision_models import MIXTURES, WRITERS, needs_mlx_vlm
 from vlm_families import write
 from vlm_reference import compare
 
+from mlx_backend.engine.base import GenerationRequest, TokenDelta
+from mlx_backend.engine.images import PromptImage
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.vision.vlm_processor import _part_of_format, without_code_of_models
 from mlx_backend.errors import EngineError
@@ -27,17 +29,30 @@ if TYPE_CHECKING:
 pytestmark = needs_mlx_vlm
 
 
-@pytest.mark.parametrize("family", ["glm_ocr", "smolvlm", "lfm2_vl"])
+@pytest.mark.parametrize("family", ["glm_ocr", "smolvlm", "lfm2_vl", "muse_glimmer"])
 def test_a_family_whose_text_mlx_lm_has_answers_in_the_batch_as_mlx_vlm_does(
     family: str, tmp_path: Path
 ) -> None:
     assert compare(tmp_path, family) == (False, True)
 
 
-def test_a_family_that_fails_the_trial_answers_about_pictures_one_at_a_time_as_mlx_vlm_does(
-    tmp_path: Path,
+@pytest.mark.parametrize("family", ["llama4", "minicpmv4_6"], ids=["fails the trial", "numbers pictures"])
+def test_a_family_that_the_batch_cannot_show_pictures_answers_one_at_a_time_as_mlx_vlm_does(
+    family: str, tmp_path: Path
 ) -> None:
-    assert compare(tmp_path, "llama4") == (False, False)
+    assert compare(tmp_path, family) == (False, False)
+
+
+def test_a_prompt_begins_with_a_picture_though_its_processor_puts_a_token_first(tmp_path: Path) -> None:
+    write(tmp_path, "mllama")
+    with load_engine(tmp_path) as engine:
+        processor = engine.image_processor
+        assert processor is not None
+        image = processor.prepare(Picture(40, 20, bytes(2400)))
+        prompt = engine.tokenizer.encode(image.written.text + "What is it?", control_tokens=True)
+        shown = [PromptImage(image.written.before, image)]
+        reply = engine.generate(GenerationRequest(prompt=prompt, images=shown, max_tokens=4))
+        assert any(isinstance(item, TokenDelta) for item in reply)
 
 
 @pytest.mark.parametrize(("family", "part"), [("deepseekocr", "<image>"), ("step3p7", "<im_patch>")])
