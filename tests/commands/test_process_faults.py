@@ -58,6 +58,12 @@ def limited(port: int, folder: Path) -> list[str]:
     return [sys.executable, "-c", f"{lines}; os.execv({served[0]!r}, {served!r})"]
 
 
+def pause(process: subprocess.Popen[bytes]) -> None:
+    """Leave the processor to a server for a moment, or until it ends."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(0.05)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("models")
@@ -76,7 +82,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
                 if server.call("/health")[0] == 200:
                     break
             except OSError:  # it does not listen yet
-                pass
+                pause(process)
         assert process.poll() is None
         yield server
     finally:
@@ -137,7 +143,7 @@ def test_the_folder_of_a_running_model_is_deleted(server: Server) -> None:
     shutil.copytree(MODEL_PATH, hidden)
     hidden.rename(server.folder / "second")
     while server.chat("second")[0] != 200:  # it is tried again after a while
-        pass
+        pause(server.process)
 
 
 def test_a_second_server_on_its_port_says_so_and_harms_nobody(server: Server) -> None:
