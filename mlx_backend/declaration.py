@@ -229,12 +229,9 @@ def switch() -> Kind:
     )
 
 
-_SWITCHES = {"true": True, "yes": True, "on": True, "1": True} | {
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
-}
+_SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(
+    ("false", "no", "off", "0"), False
+)
 
 
 def text(metavar: str = "TEXT", words: str = "a text") -> Kind:

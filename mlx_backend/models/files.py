@@ -127,11 +127,7 @@ def quantization(config: Mapping[str, Any]) -> str:
             return mode.upper()
         return f"{bits}bit" if _is_count(bits) else ""
     kind = config.get("dtype") or config.get("torch_dtype")
-    return (
-        {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}.get(kind, "")
-        if isinstance(kind, str)
-        else ""
-    )
+    return {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}.get(str(kind), "")
 
 
 def detect_model_type(folder: Path | None, name: str) -> ModelType:
