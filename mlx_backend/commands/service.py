@@ -27,7 +27,7 @@ from mlx_backend.device.machine import this_machine
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 LABEL = "local.mlx-backend"
 UNIT = "mlx-backend.service"
@@ -59,18 +59,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     install.add_argument("options", nargs="*", help="options of `serve`")
     install.set_defaults(do=_install, new_parser=type(parser))
-    uninstall = actions.add_parser(
-        "uninstall", help="stop it and remove its file", description="Stop it and remove its file."
-    )
-    uninstall.set_defaults(do=_uninstall)
-    status = actions.add_parser(
-        "status",
-        help="say whether it is installed and runs",
-        description="Say whether it is installed and runs.",
-    )
-    add_json_option(status)
-    status.set_defaults(do=_status)
-    logs = actions.add_parser("logs", help="show the end of its log", description="Show the end of its log.")
+
+    def add_action(
+        name: str, do: Callable[[argparse.Namespace], int], summary: str
+    ) -> argparse.ArgumentParser:
+        action = actions.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
+        action.set_defaults(do=do)
+        return action
+
+    add_action("uninstall", _uninstall, "stop it and remove its file")
+    add_json_option(add_action("status", _status, "say whether it is installed and runs"))
+    logs = add_action("logs", _logs, "show the end of its log")
     logs.add_argument("-f", "--follow", action="store_true", help="go on showing what is written")
     logs.add_argument(
         "-n",
@@ -79,7 +78,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=LOG_LINES,
         help=f"lines to show (default: {LOG_LINES})",
     )
-    logs.set_defaults(do=_logs)
 
 
 def run(arguments: argparse.Namespace) -> int:
