@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -120,6 +120,19 @@ def declare[T](value: T, kind: Kind, /, *, is_secret: bool = False, **more: Any)
     if isinstance(value, dict):
         return field(default_factory=partial(copy, value), metadata=metadata)
     return field(default=value, repr=not is_secret, metadata=metadata)
+
+
+class Declare(Protocol):
+    """`declare`, with some of what it is given already."""
+
+    def __call__[T](self, value: T, kind: Kind, /, **more: Any) -> T:
+        """Declare a field."""
+        ...
+
+
+def declaring(**shared: Any) -> Declare:
+    """Return what declares settings that share so much."""
+    return partial(declare, **shared)
 
 
 def declared(owner: type) -> dict[str, Setting]:

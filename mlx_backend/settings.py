@@ -20,6 +20,7 @@ from mlx_backend.declaration import (
     SettingError,
     declare,
     declared,
+    declaring,
     network,
     number,
     one_of,
@@ -262,80 +263,74 @@ class ReplySettings(SamplingSettings):
     )
 
 
+_of_network, _of_limits, _of_images = (declaring(group=group) for group in ("network", "limits", "images"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(ReplySettings):
     """The server's own settings: defaults for replies, addresses and limits."""
 
-    host: str = declare("127.0.0.1", text("HOST"), help="address to listen on", group="network")
-    port: int = declare(
+    host: str = _of_network("127.0.0.1", text("HOST"), help="address to listen on")
+    port: int = _of_network(
         8080,
         whole(0, 65535, words="a port (0 to 65535)"),
         help="port to listen on; 0: any free one",
-        group="network",
     )
-    api_key: str | None = declare(
+    api_key: str | None = _of_network(
         None,
         API_KEY,
         help="key that clients must send; other users of the machine can see an option in `ps`, "
         "but not an environment variable",
-        group="network",
         default="none",
         is_secret=True,
     )
-    api_keys: NamedKeys | None = declare(
+    api_keys: NamedKeys | None = _of_network(
         None,
         NAMED_KEYS,
         help="a key of its own for each person or program, by names that the log shows",
-        group="network",
         default="none",
         is_secret=True,
     )
-    api_key_file: Path | None = declare(
+    api_key_file: Path | None = _of_network(
         None,
         path("FILE", "a file"),
         help="keys with their limits, models and priorities, in TOML; read again on SIGHUP",
-        group="network",
         default="none",
     )
-    auth: bool = declare(
+    auth: bool = _of_network(
         True,
         switch(),
         help="demand a key before listening where other machines can connect",
-        group="network",
         option="--no-auth",
         default="on",
     )
-    trusted_proxies: tuple[Network, ...] = declare(
+    trusted_proxies: tuple[Network, ...] = _of_network(
         (),
         network(),
         help="address or network of a reverse proxy, whose X-Forwarded-For says where requests come from",
-        group="network",
         option="--trusted-proxy",
         repeatable=True,
     )
-    cors_origins: tuple[str, ...] = declare(
+    cors_origins: tuple[str, ...] = _of_network(
         (),
         text("ORIGIN"),
         help="origin of web pages that may use the server",
-        group="network",
         option="--cors-origin",
         repeatable=True,
     )
-    allowed_hosts: tuple[str, ...] = declare(
+    allowed_hosts: tuple[str, ...] = _of_network(
         (),
         text("NAME"),
         help="name under which the server may be called, in addition to addresses and local names; '*': any. "
         "Not needed with an API key",
-        group="network",
         option="--allowed-host",
         repeatable=True,
     )
 
-    page: bool = declare(
+    page: bool = _of_network(
         True,
         switch(),
         help="have a page for browsers at /, for chatting and looking after the models, and the API's at /docs",
-        group="network",
         option="--no-page",
         default="on",
     )
@@ -350,82 +345,71 @@ class Settings(ReplySettings):
         group="replies",
     )
 
-    max_concurrent: int = declare(
-        32, whole(1), help="requests that are generated at the same time", group="limits"
-    )
-    max_queue: int = declare(256, whole(1), help="requests that may wait in the queue", group="limits")
-    queue_seconds: float = declare(
+    max_concurrent: int = _of_limits(32, whole(1), help="requests that are generated at the same time")
+    max_queue: int = _of_limits(256, whole(1), help="requests that may wait in the queue")
+    queue_seconds: float = _of_limits(
         600.0,
         seconds(),
         help="how long a request may wait until it is prepared for its model, and then in the queue",
-        group="limits",
     )
-    load_seconds: float = declare(
-        300.0, seconds(), help="how long a request may wait for its model to load", group="limits"
+    load_seconds: float = _of_limits(
+        300.0, seconds(), help="how long a request may wait for its model to load"
     )
-    max_body_bytes: int = declare(
+    max_body_bytes: int = _of_limits(
         8 << 20,
         size(1 << 20, "MB", "megabytes", above=True),
         help="largest body of a request without its images, in megabytes",
-        group="limits",
         option="--max-body-mb",
     )
-    max_messages: int = declare(20_000, whole(1), help="messages that a request may have", group="limits")
-    max_choices: int = declare(
-        128, whole(1), help="replies that a request may have: its n for each of its prompts", group="limits"
+    max_messages: int = _of_limits(20_000, whole(1), help="messages that a request may have")
+    max_choices: int = _of_limits(
+        128, whole(1), help="replies that a request may have: its n for each of its prompts"
     )
-    max_tools: int = declare(1_000, whole(1), help="tools that a request may have", group="limits")
-    prepare_seconds: float = declare(
+    max_tools: int = _of_limits(1_000, whole(1), help="tools that a request may have")
+    prepare_seconds: float = _of_limits(
         30.0,
         number(0, 1e6, above=True, words="a number of seconds above 0", metavar="S"),
         help="how long a request may be prepared for its model: its conversation rendered, its schemas compiled",
-        group="limits",
     )
-    allow_image_urls: bool = declare(
+    allow_image_urls: bool = _of_images(
         False,
         switch(),
         help="fetch images from http(s) addresses that requests name; those of private networks and of this "
         "machine only if --image-host names them",
-        group="images",
         default="off",
     )
-    image_hosts: tuple[str, ...] = declare(
+    image_hosts: tuple[str, ...] = _of_images(
         (),
         text("HOST"),
         help="host, address or network (10.0.0.0/8) from which images may be fetched although it is private",
-        group="images",
         option="--image-host",
         repeatable=True,
     )
-    image_seconds: float = declare(
+    image_seconds: float = _of_images(
         10.0,
         number(0, 1e6, above=True, words="a number of seconds above 0", metavar="S"),
         help="how long fetching one image may take",
-        group="images",
     )
-    max_images: int = declare(32, whole(1), help="images that a request may have", group="images")
-    max_image_bytes: int = declare(
+    max_images: int = _of_images(32, whole(1), help="images that a request may have")
+    max_image_bytes: int = _of_images(
         20 << 20,
         size(1 << 20, "MB", "megabytes", above=True),
         help="largest file of an image, in megabytes",
-        group="images",
         option="--max-image-mb",
     )
-    max_images_bytes: int = declare(
+    max_images_bytes: int = _of_images(
         64 << 20,
         size(1 << 20, "MB", "megabytes"),
         help="most that all images in a request's body take there, in megabytes",
-        group="images",
         option="--max-images-mb",
     )
-    max_image_pixels: int = declare(
+    max_image_pixels: int = _of_images(
         50_000_000,
         whole(1),
         help="most pixels of an image, before it is shrunk for the model",
-        group="images",
     )
-    drain_seconds: float = declare(
-        30.0, seconds(), help="time for running replies to finish when the server is stopped", group="limits"
+    drain_seconds: float = _of_limits(
+        30.0, seconds(), help="time for running replies to finish when the server is stopped"
     )
     prewarm: bool = declare(
         True,

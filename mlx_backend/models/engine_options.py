@@ -10,6 +10,7 @@ from mlx_backend.declaration import (
     SettingError,
     declare,
     declared,
+    declaring,
     one_of,
     option_of,
     path,
@@ -47,24 +48,26 @@ def _blas(text: str) -> Literal["auto", "off"] | Path:
     return library
 
 
+_of_model = declaring(group="model", of_one_model=True)
+_of_speed = declaring(group="memory and speed")
+_of_caches = declaring(group="memory and speed", of_one_model=True)
+_of_device = declaring(group="memory and speed", in_file=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """How one model is loaded and run. None leaves the choice to the engine."""
 
     # the model
-    context_length: int | None = declare(
+    context_length: int | None = _of_model(
         None,
         whole(1),
         help="use a shorter context than the model allows, or state its length where the model's files do not",
-        of_one_model=True,
-        group="model",
     )
-    chat_template: str | None = declare(
+    chat_template: str | None = _of_model(
         None,
         Kind(words="a file, or the template itself", metavar="FILE_OR_TEXT", type=str, parse=_template),
         help="Jinja template in place of the model's own",
-        of_one_model=True,
-        group="model",
     )
     trust_remote_code: bool = declare(
         False, switch(), help="run Python code that comes with a model", group="model"
@@ -80,13 +83,11 @@ class EngineOptions:
         None, text(), help="the adapter for requests that name none", default="none", option=None
     )
 
-    engine: Literal["full", "plain"] = declare(
+    engine: Literal["full", "plain"] = _of_device(
         "full",
         one_of("full", "plain"),
         help="plain: mlx-lm's batch generator alone, to compare with; without prompt cache, drafts, adapters, "
         "images or a limit on the memory of caches",
-        group="memory and speed",
-        in_file=False,
         hidden=True,
     )
 
@@ -95,138 +96,109 @@ class EngineOptions:
         32, whole(1), help="requests that this model generates at the same time", option=None
     )
     max_waiting: int = 128
-    prefill_chunk: int | None = declare(
+    prefill_chunk: int | None = _of_device(
         None,
         whole(1),
         help="tokens of a prompt that are processed between two steps of running replies",
-        group="memory and speed",
         default="adapts to the machine",
-        in_file=False,
     )
 
-    warm_up_seconds: float = declare(
+    warm_up_seconds: float = _of_speed(
         8.0,
         seconds(),
         help="how long a model that is loaded onto a GPU may run prompts of common lengths, which the first "
         "requests then find prepared; 0: not at all",
-        group="memory and speed",
     )
-    packing: bool = declare(
+    packing: bool = _of_speed(
         True,
         switch(),
         help="pack prompts and replies into one forward pass, with attention of our own; without it replies are "
         "decoded one after the other in each step, by mlx-lm's code alone",
-        group="memory and speed",
         option="--no-packing",
     )
-    dequantize: bool = declare(
+    dequantize: bool = _of_speed(
         True,
         switch(),
         help="dequantise a layer's weights for long prompts, where timing at load shows that to be faster (Linux)",
-        group="memory and speed",
         option="--no-dequantize",
     )
 
     # memory, in bytes
-    memory_bytes: int | None = declare(
+    memory_bytes: int | None = _of_device(
         None,
         size(_GIBI, "GB", "gigabytes", above=True),
         help="memory for models, KV caches and cached prompts together, in gigabytes",
-        group="memory and speed",
         default="90 % of what the device recommends",
         option="--memory-gb",
-        in_file=False,
     )
-    wired: Literal["auto", "on", "off"] = declare(
+    wired: Literal["auto", "on", "off"] = _of_device(
         "auto",
         one_of("auto", "on", "off"),
         help="whether macOS must keep the models' weights resident; auto: if they are more than half of what "
         "it recommends",
-        group="memory and speed",
-        in_file=False,
     )
-    blas: Literal["auto", "off"] | Path = declare(
+    blas: Literal["auto", "off"] | Path = _of_device(
         "auto",
         Kind(words="auto, off or the file of a library", metavar="auto|off|FILE", type=Any, parse=_blas),
         help="BLAS library for matrix products on a Linux CPU; auto: an optimised one if found; off: the slow one "
         "in MLX's wheel; FILE: a library with cblas_sgemm (if it fails its check, as with auto)",
-        group="memory and speed",
-        in_file=False,
     )
-    cache_bytes: int | None = declare(
+    cache_bytes: int | None = _of_device(
         None,
         size(_GIBI, "GB", "gigabytes"),
         help="how much memory cached prompts may use, in gigabytes; 0: no prompt cache",
-        group="memory and speed",
         default="half of what the model leaves",
         option="--cache-gb",
-        in_file=False,
     )
-    cache_folder: Path | None = declare(
+    cache_folder: Path | None = _of_device(
         None,
         path("DIR"),
         help="keep cached prompts across restarts, in this folder",
-        group="memory and speed",
         default="not kept",
         option="--prompt-cache-dir",
-        in_file=False,
     )
-    cache_folder_bytes: int = declare(
+    cache_folder_bytes: int = _of_device(
         20 << 30,
         size(_GIBI, "GB", "gigabytes"),
         help="how large that folder may grow, in gigabytes",
-        group="memory and speed",
         option="--prompt-cache-dir-gb",
-        in_file=False,
     )
 
     # KV caches and drafts
-    kv_bits: int | None = declare(
+    kv_bits: int | None = _of_caches(
         None,
         one_of(2, 3, 4, 5, 6, 8),
         help="quantise the KV caches to this many bits: those of layers that attend to everything; sliding windows "
         "and states stay as they are",
-        of_one_model=True,
-        group="memory and speed",
         default="not quantised",
     )
-    kv_group_size: int = declare(
+    kv_group_size: int = _of_caches(
         64,
         one_of(*GROUP_SIZES),
         help="group size of that quantisation",
-        of_one_model=True,
-        group="memory and speed",
     )
-    max_kv_size: int | None = declare(
+    max_kv_size: int | None = _of_caches(
         None,
         whole(16),
         help="limit the KV cache to this many tokens, the first 4 and the last ones, where the model allows it; "
         "prompts may not be longer, and replies are then decoded one after the other in each step, not batched",
-        of_one_model=True,
-        group="memory and speed",
         default="all",
     )
-    draft_model: str | None = declare(
+    draft_model: str | None = _of_model(
         None,
         text("PATH_OR_REPO", "a folder or a repository"),
         help="smaller model that drafts tokens for this one, or its MTP head in a folder of its own",
-        of_one_model=True,
-        group="model",
         default="none",
     )
-    draft_from_text: bool = declare(
+    draft_from_text: bool = _of_model(
         False,
         switch(),
         help="draft tokens by repeating what the text already contains",
-        of_one_model=True,
-        group="model",
     )
-    draft_tokens: int = declare(
+    draft_tokens: int = _of_model(
         4,
         whole(0, 64),
         help="most tokens drafted at once; 0: none",
-        of_one_model=True,
-        group="model",
         option="--num-draft-tokens",
     )
 
