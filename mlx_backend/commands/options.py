@@ -21,6 +21,7 @@ from mlx_backend.declaration import (
     SettingError,
     declare,
     declared,
+    declaring,
     one_of,
     option_of,
     path,
@@ -59,72 +60,63 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
+_of_model, _of_several = declaring(group="model"), declaring(group="several models")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """The options that belong to the command alone: which models there are. Others are engine options and settings."""
 
-    model: str | None = declare(
+    model: str | None = _of_model(
         None,
         text("PATH_OR_REPO", "a folder or a repository"),
         help="model folder or Hugging Face repository; `mlx-demo` and `mlx-demo-vision` are included",
-        group="model",
         default="the demo model",
     )
-    model_id: str | None = declare(
-        None, text("NAME"), help="name that clients use", group="model", default="the model's own"
+    model_id: str | None = _of_model(
+        None, text("NAME"), help="name that clients use", default="the model's own"
     )
-    adapter_path: tuple[tuple[str, Path], ...] = declare(
+    adapter_path: tuple[tuple[str, Path], ...] = _of_model(
         (),
         Kind(words="PATH or NAME=PATH", metavar="[NAME=]PATH", type=tuple, parse=_adapter),
         help="LoRA adapter: always on without a name, with a name for requests that ask for it",
-        group="model",
         repeatable=True,
     )
-    chat_template_args: Mapping[str, Any] = declare(
+    chat_template_args: Mapping[str, Any] = _of_model(
         {},
         Kind(words="a JSON object", metavar="JSON", type=dict, parse=_json_object),
         help="further variables for the chat template, such as '{\"enable_thinking\": false}'",
-        group="model",
     )
-    embedding_model: tuple[str, ...] = declare(
+    embedding_model: tuple[str, ...] = _of_several(
         (),
         text("PATH_OR_REPO", "a folder or a repository"),
         help="embedding model (/v1/embeddings), loaded at the first request; `mlx-demo-embedding` is included",
-        group="several models",
         repeatable=True,
     )
-    rerank_model: tuple[str, ...] = declare(
+    rerank_model: tuple[str, ...] = _of_several(
         (),
         text("PATH_OR_REPO", "a folder or a repository"),
         help="rerank model (/v1/rerank), loaded when a request first needs it",
-        group="several models",
         repeatable=True,
     )
-    config: Path | None = declare(
+    config: Path | None = _of_several(
         None,
         path("FILE", "a file"),
         help="models file: the models to serve and their settings, in TOML",
-        group="several models",
     )
-    models_dir: tuple[Path, ...] = declare(
+    models_dir: tuple[Path, ...] = _of_several(
         (),
         path("DIR"),
         help="folder of models that requests may name",
-        group="several models",
         repeatable=True,
     )
-    hf_cache: bool = declare(
-        False, switch(), help="serve the models in the Hugging Face cache too", group="several models"
-    )
-    allow_download: bool = declare(
-        False, switch(), help="download a repository that a request names", group="several models"
-    )
-    ttl: float | None = declare(
+    hf_cache: bool = _of_several(False, switch(), help="serve the models in the Hugging Face cache too")
+    allow_download: bool = _of_several(False, switch(), help="download a repository that a request names")
+    ttl: float | None = _of_several(
         None,
         seconds("a number of seconds, or 0 for never"),
         help="unload a model after this many seconds without a request; 0: never. "
         "The one named with --model stays",
-        group="several models",
         default="never",
     )
     log_level: str = declare(
