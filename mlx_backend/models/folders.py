@@ -211,7 +211,8 @@ def chosen_weights(present: Collection[str], indexed: Collection[str] | None) ->
         return ["model.safetensors"]
     whole = [names for (_, count), names in parts.items() if len(names) == int(count)]
     if whole:
-        return whole[-1] if indexed is not None else sorted([*others, *whole[-1]])
+        own = [name for name in others if "mtp" not in name]  # see head_files
+        return whole[-1] if indexed is not None else sorted([*own, *whole[-1]])
     return [] if parts or indexed is not None else others
 
 
