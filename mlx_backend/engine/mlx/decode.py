@@ -42,7 +42,7 @@ from mlx_backend.engine.mlx.packed_forward import (
     token_ids,
 )
 from mlx_backend.engine.mlx.sampling import sample
-from mlx_backend.engine.mlx.sequences import cache_lengths, start_computing
+from mlx_backend.engine.mlx.sequences import start_computing
 from mlx_backend.engine.mlx.speculative import HeadDrafter
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Decoder:
 
     def _advance(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
         if not self._was_drafting and not any(sequence.num_to_replay for sequence in self.sequences):
-            self._caches.merge(cache_lengths(self.sequences))
+            self._caches.merge([sequence.cache_length for sequence in self.sequences])
         fed, sequences = self._next, self.sequences
         pending = [sequence.has_pending_token for sequence in sequences]
         logprobs = [sequence.logprobs for sequence in sequences]

@@ -169,11 +169,6 @@ class GeneratedToken(NamedTuple):
     finish_reason: Literal["stop", "length"] | None
 
 
-def cache_lengths(sequences: Sequence[DecodingSequence]) -> list[int]:
-    """Return how many tokens are in the KV cache of each."""
-    return [sequence.cache_length for sequence in sequences]
-
-
 def start_computing(sequences: Sequence[DecodingSequence], sampled: mx.array) -> None:
     """Start computing the tokens, and all that would otherwise pile up uncomputed."""
     steps = {
