@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from free_ports import free_port
 
 from mlx_backend.engine.distributed.transport import LEADER_VARIABLE, Endpoint, Follower, Leader
-from mlx_backend.engine.distributed.wire import Wire
+from mlx_backend.engine.distributed.wire import Wire, accept
 from mlx_backend.errors import EngineError, EngineStopped
 
 SOON = 60
@@ -75,7 +76,15 @@ def test_a_stranger_is_turned_away(greeting: bytes) -> None:
 
 
 def test_a_stranger_who_stays_silent_keeps_no_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlx_backend.engine.distributed.wire.CONNECT_TIMEOUT", 0.05)
+    of_the_stranger = iter([0.05])
+
+    def accept_in_time(*given: Any, **named: Any) -> Wire | None:
+        monkeypatch.setattr(
+            "mlx_backend.engine.distributed.wire.CONNECT_TIMEOUT", next(of_the_stranger, SOON)
+        )
+        return accept(*given, **named)
+
+    monkeypatch.setattr("mlx_backend.engine.distributed.transport.accept", accept_in_time)
     leader = Leader(2, ["127.0.0.1"])
     with (
         socket.create_connection(("127.0.0.1", leader.endpoint.port)) as stranger,
