@@ -11,8 +11,7 @@ from mlx_backend import child_process
 from mlx_backend.commands.output import MAX_WAITING_LINES
 from mlx_backend.constraints import json_schema
 from mlx_backend.device.memory import HOST_CACHE_SHARE, MAX_HOST_CACHE_BYTES, WORKING_SET_SHARE
-from mlx_backend.engine.kv_cache_budget import MAX_PRESSED_CHUNK
-from mlx_backend.engine.mlx.batch import RESERVED_REPLY_TOKENS
+from mlx_backend.engine.kv_cache_budget import MAX_PRESSED_CHUNK, RESERVED_REPLY_TOKENS
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH
 from mlx_backend.engine.mlx.disk_cache import MAX_HEADER_BYTES, MAX_QUEUED, MAX_QUEUED_BYTES
 from mlx_backend.engine.mlx.prefill_queue import MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES

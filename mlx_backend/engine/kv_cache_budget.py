@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.device.machine import Pressure
     from mlx_backend.device.memory import MemoryReservation
+    from mlx_backend.engine.base import GenerationRequest
 
 RETRY_AFTER = 10
 """Seconds after which a client may try again, where other models leave no memory for its request."""
@@ -31,6 +32,8 @@ MIN_CHUNK = 8
 """Tokens; shorter chunks save little."""
 MAX_PRESSED_CHUNK: dict[Pressure, int] = {"warning": 512, "critical": 128}
 """Tokens of a chunk while the system is short of memory."""
+RESERVED_REPLY_TOKENS = 2048
+"""Tokens for which memory is reserved at a time, for a reply that outgrows its reservation."""
 MAX_TOKENS = 1 << 30
 """Tokens of any sequence."""
 
@@ -150,13 +153,23 @@ class KVCacheBudget:
         """Return how many tokens, of prompt and reply together, a request can have now. Callable from any thread."""
         return self._fitting_tokens(self.reservation.reclaimable_room)
 
-    def fitting(self, tokens: int, min_tokens: int) -> int:
-        """Return `tokens`, or how many fewer a request could have now if it were alone; at least `min_tokens`."""
-        return self._fitting(tokens, min_tokens, NO_IMAGES, self.reservation.reclaimable_room)
+    def fitting_reply(self, tokens: int, max_tokens: int) -> int:
+        """Return for how many tokens to set memory aside for a sequence that has some already, and goes on."""
+        more = min(max_tokens, tokens + RESERVED_REPLY_TOKENS)
+        return self._fitting(more, tokens + 1, NO_IMAGES, self.reservation.reclaimable_room)
 
-    def fitting_ever(self, tokens: int, min_tokens: int, images: ImageBytes) -> int:
-        """Return `tokens`, or how many fewer a request could have if all models were idle; at least `min_tokens`."""
-        return self._fitting(tokens, min_tokens, images, self.reservation.max_room)
+    def needed_tokens(self, request: GenerationRequest, images: ImageBytes) -> int:
+        """Return for how many tokens, of prompt and reply together, a request needs memory.
+
+        Where a reply's length is only expected, and not asked for, it needs no more than this model leaves; at least
+        one token. What other models' requests leave now is no measure: the reply would grow into their memory, since
+        none is cut short for them.
+        """
+        prompt, reply = len(request.prompt), request.max_tokens
+        if request.expected_tokens is None:
+            return prompt + reply
+        tokens = prompt + min(reply, max(request.expected_tokens, 1))
+        return self._fitting(tokens, prompt + 1, images, self.reservation.max_room)
 
     def _fitting(self, tokens: int, min_tokens: int, images: ImageBytes, room: int) -> int:
         if self._needed(tokens, images) <= room:
@@ -217,9 +230,13 @@ class KVCacheBudget:
             self._seeing.pop(key, None)
         self._update()
 
-    def reserved_tokens(self, key: int) -> int:
-        """Return for how many tokens of a sequence memory has been set aside."""
-        return self._sequences[key][1]
+    def extend(self, key: int, tokens: int, max_tokens: int) -> bool:
+        """Set more aside for a sequence of so many tokens, if it has outgrown what is; return whether it has."""
+        adapter, reserved = self._sequences[key]
+        if tokens < reserved:
+            return False
+        self.reserve(key, self.fitting_reply(tokens, max_tokens), adapter)
+        return True
 
     def release(self, key: int) -> None:
         """Give back what was set aside for a sequence."""

@@ -26,7 +26,7 @@ def test_sequences_of_one_adapter_are_counted_as_long_as_the_longest_of_them() -
     padded.release(1)
     padded.release(1)
     assert padded.used == 10 * (10 + 100)
-    assert padded.reserved_tokens(2) == 100
+    assert not padded.extend(2, 99, 200)
 
 
 def test_a_sequence_is_padded_no_further_than_to_what_is_decoded_together() -> None:

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RESERVED_REPLY_TOKENS = 2048
-"""Tokens for which memory is reserved at a time, for a reply that outgrows its reservation."""
 STEPS_PER_CACHE_CLEAR = 512
 SHORT_REPLY_TOKENS = 32
 """Length of a reply up to which its tokens are emitted, on a CPU, before another step is started.
@@ -250,21 +248,12 @@ class MLXBatch:
         self._forget(sequence)
 
     def _needed_memory(self, request: GenerationRequest) -> tuple[int, ImageBytes]:
-        """Return for how many tokens and which images a request needs memory. Raises EngineRefused for its images.
-
-        Where a reply's length is only expected, and not asked for, it needs no more than this model leaves; at least
-        one token. What other models' requests leave now is no measure: the reply would grow into their memory, since
-        none is cut short for them.
-        """
+        """Return for how many tokens and which images a request needs memory. Raises EngineRefused for its images."""
         vision = self.runtime.vision
         images = (
             check_images(request, vision.cost, vision.features) if vision else check_images(request, None)
         )
-        prompt, reply = len(request.prompt), request.max_tokens
-        if request.expected_tokens is None:
-            return prompt + reply, images
-        tokens = prompt + min(reply, max(request.expected_tokens, 1))
-        return self.runtime.cache_budget.fitting_ever(tokens, prompt + 1, images), images
+        return self.runtime.cache_budget.needed_tokens(request, images), images
 
     def _enqueue(self, sequence: DecodingSequence, tokens: int) -> None:
         self.runtime.cache_budget.reserve(
@@ -492,12 +481,11 @@ class MLXBatch:
         """Reserve more for replies that outgrow their reservations, preempting the least urgent until it fits."""
         budget = self.runtime.cache_budget
         for sequence in list(decoder.sequences):
-            length = len(sequence.tokens)
-            if sequence in self._preempted or length < budget.reserved_tokens(sequence.key):
-                continue
             max_tokens = len(sequence.request.prompt) + sequence.request.max_tokens
-            tokens = budget.fitting(min(max_tokens, length + RESERVED_REPLY_TOKENS), length + 1)
-            budget.reserve(sequence.key, tokens, sequence.adapter)
+            if sequence in self._preempted or not budget.extend(
+                sequence.key, len(sequence.tokens), max_tokens
+            ):
+                continue
             self.runtime.prefix_store.evict_to_fit()
             while budget.lacks_room and sequence not in self._preempted:
                 others = [other for other in self.sequences.values() if other not in self._preempted]
@@ -526,8 +514,8 @@ class MLXBatch:
         budget = self.runtime.cache_budget
         while self._preempted:
             sequence = self._preempted[0]
-            reply = min(sequence.request.max_tokens - sequence.num_emitted, RESERVED_REPLY_TOKENS)
-            tokens = budget.fitting(len(sequence.tokens) + reply, len(sequence.tokens) + 1)
+            max_tokens = len(sequence.request.prompt) + sequence.request.max_tokens
+            tokens = budget.fitting_reply(len(sequence.tokens), max_tokens)
             is_alone = len(self._preempted) == len(self.sequences)
             if not (is_alone or budget.fits(tokens, sequence.adapter, sequence.images.seeing_bytes(0))):
                 return

@@ -92,7 +92,7 @@ def test_requests_wait_until_there_is_room_for_their_caches(qwen: Path) -> None:
 def test_replies_that_outgrow_their_reservations_are_preempted_and_resumed_unchanged(
     windowed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.batch.RESERVED_REPLY_TOKENS", 100)
+    monkeypatch.setattr("mlx_backend.engine.kv_cache_budget.RESERVED_REPLY_TOKENS", 100)
     caplog.set_level("INFO")
     sampling = Sampling(temperature=1, seed=1, frequency_penalty=0.3, logit_bias=((1, -100.0),))
     fields: dict[str, Any] = {"count": 600, "expected_tokens": 50, "sampling": sampling, "logprobs": 0}
@@ -107,7 +107,7 @@ def test_replies_that_outgrow_their_reservations_are_preempted_and_resumed_uncha
 def test_replies_that_cannot_be_batched_are_preempted_and_resumed_unchanged(
     qwen: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.batch.RESERVED_REPLY_TOKENS", 100)
+    monkeypatch.setattr("mlx_backend.engine.kv_cache_budget.RESERVED_REPLY_TOKENS", 100)
     caplog.set_level("INFO")
     fields: dict[str, Any] = {
         "count": 300,
@@ -126,7 +126,7 @@ def test_replies_that_cannot_be_batched_are_preempted_and_resumed_unchanged(
 def test_another_models_passing_work_neither_refuses_a_request_for_good_nor_cuts_a_reply_short(
     windowed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.batch.RESERVED_REPLY_TOKENS", 100)
+    monkeypatch.setattr("mlx_backend.engine.kv_cache_budget.RESERVED_REPLY_TOKENS", 100)
     device = Device(room_beside(windowed, 2_000_000))
     asked = [GenerationRequest(prompt=[20 + at] * 30, max_tokens=400, expected_tokens=20) for at in range(2)]
 
@@ -191,7 +191,7 @@ def test_a_request_without_a_limit_of_its_own_starts_in_no_memory_that_other_mod
 def test_no_reply_is_preempted_for_memory_that_another_model_is_about_to_give_up(
     windowed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.batch.RESERVED_REPLY_TOKENS", 100)
+    monkeypatch.setattr("mlx_backend.engine.kv_cache_budget.RESERVED_REPLY_TOKENS", 100)
     caplog.set_level("INFO")
     device = Device(room_beside(windowed, 2_000_000))
     batch = MLXBatch(windowed, EngineOptions(cache_bytes=0), device=device)

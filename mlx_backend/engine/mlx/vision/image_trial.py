@@ -205,7 +205,7 @@ def load_vision(
     try:
         vision = Vision(networks, config)
     except Exception as error:
-        _say_text_only(error, config)
+        _say_not_batched(error, config)
         return None
     try:
         check_size("its vision tower", vision.nbytes)
@@ -219,16 +219,16 @@ def load_vision(
             return vision
         except Exception as error:
             vision.processor.close()
-            _say_text_only(error, config)
+            _say_not_batched(error, config)
             return None
 
 
-def _say_text_only(error: Exception, config: Mapping[str, Any]) -> None:
-    """Log why a model answers text only. Raises EngineError where mlx-vlm's own network is there for both."""
+def _say_not_batched(error: Exception, config: Mapping[str, Any]) -> None:
+    """Log why pictures are not for the batch. Raises EngineError where mlx-vlm's network is there for texts, too."""
     log.debug("The model's vision could not be loaded.", exc_info=error)
     if has_text_of_mlx_lm(config):
         raise EngineError(f"It cannot be shown pictures in the batch: {first_line(error)}") from error
-    log.warning("The model cannot be shown pictures here; it answers text only: %s", first_line(error))
+    log.info("The model cannot be shown pictures in the batch: %s", first_line(error))
 
 
 def _head_size(config: Mapping[str, Any]) -> int:

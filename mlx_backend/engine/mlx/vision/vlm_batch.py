@@ -60,8 +60,6 @@ log = logging.getLogger(__name__)
 
 PREFILL_CHUNK = 1024
 """Tokens of a prompt that are computed in a step."""
-RESERVED_REPLY_TOKENS = 2048
-"""Tokens for which memory is reserved at a time, for a reply that outgrows its reservation."""
 TRIED_CHUNK = 5
 
 
@@ -111,11 +109,17 @@ class VLMBatch:
         self._prompts_are_cut = True
         with self._device.lock:  # MLX counts the memory of all models together
             cost = self._try_text()
-            self._processor = self._load_processor()
-        if self._processor is None and text is not None:
-            raise EngineError("It cannot be shown pictures here.")
+            try:
+                self._processor = self._load_processor()
+            except Exception as error:
+                log.debug("The model's processor or vision tower failed.", exc_info=error)
+                if text is not None:
+                    raise EngineError(first_line(error)) from error
+                reason = first_line(error)
+                log.warning("%s cannot be shown images here; it answers text only: %s", model.name, reason)
         self._budget = self._make_budget(reservation, cost)
-        log.info("%s runs on mlx-vlm's own network, one reply at a time.", model.name)
+        what = model.name if text is None else f"What {model.name} replies about pictures"
+        log.info("%s runs on mlx-vlm's own network, one reply at a time.", what)
         context_length = options.context_length or model.context_length
         return ModelInfo(
             model_id=self._model_id or model.name,
@@ -198,12 +202,8 @@ class VLMBatch:
         yield sequence.key, outcome
 
     def _needed_memory(self, request: GenerationRequest) -> tuple[int, ImageBytes]:
-        length = len(request.prompt)
         images = check_images(request, self._cost if self._processor is not None else None)
-        if request.expected_tokens is None:
-            return length + request.max_tokens, images
-        tokens = length + min(request.max_tokens, max(request.expected_tokens, 1))
-        return self._budget.fitting_ever(tokens, length + 1, images), images
+        return self._budget.needed_tokens(request, images), images
 
     # -- the network -----------------------------------------------------------------------------------------
 
@@ -252,12 +252,10 @@ class VLMBatch:
 
     def _has_room_for_more(self, sequence: DecodingSequence) -> bool:
         """Set more memory aside for a reply that outgrows what was expected; return whether there can be more."""
-        length, budget = len(sequence.tokens), self._budget
-        if length < budget.reserved_tokens(sequence.key):
+        max_tokens = len(sequence.request.prompt) + sequence.request.max_tokens
+        if not self._budget.extend(sequence.key, len(sequence.tokens), max_tokens):
             return True
-        most = len(sequence.request.prompt) + sequence.request.max_tokens
-        budget.reserve(sequence.key, budget.fitting(min(most, length + RESERVED_REPLY_TOKENS), length + 1))
-        return budget.used <= budget.reservation.max_room
+        return self._budget.used <= self._budget.reservation.max_room
 
     # -- loading ---------------------------------------------------------------------------------------------
 
@@ -280,25 +278,20 @@ class VLMBatch:
         self._prompts_are_cut = self._may_cut(run, text, {}, at_once)
         return CacheCost.of(run.caches, len(text))
 
-    def _load_processor(self) -> VLMProcessor | None:
-        """Load what prepares images, and try it; None if the model cannot see here, which is logged."""
-        name, tokenizer = self._model.name, self._model.tokenizer
-        processor: VLMProcessor | None = None
+    def _load_processor(self) -> VLMProcessor:
+        """Load what prepares images, and try it. Raises whatever it raises, if the model cannot see here."""
+        processor = VLMProcessor(
+            self._model.folder,
+            self._network,
+            self._model.tokenizer,
+            trust_remote_code=self._options.trust_remote_code,
+        )
         try:
-            processor = VLMProcessor(
-                self._model.folder,
-                self._network,
-                tokenizer,
-                trust_remote_code=self._options.trust_remote_code,
-            )
             self._try_image(processor)
             self._cost = TowerCost.measured(processor.prepare, partial(self._see, processor))
-        except Exception as error:
-            log.warning("%s cannot be shown images here; it answers text only: %s", name, first_line(error))
-            log.debug("The model's processor or vision tower failed.", exc_info=error)
-            if processor is not None:
-                processor.close()
-            return None
+        except Exception:
+            processor.close()
+            raise
         self._cleanup.callback(processor.close)
         return processor
 
