@@ -53,7 +53,10 @@ TRIED_PICTURES = 2
 ROUNDING = 0.01
 """By how much embeddings of text may differ from a scale that they are multiplied by."""
 NOISE_SHARE = 1.5
-"""By how much more than the text before them logits after pictures may be off, where rounding makes a difference."""
+"""By how much more than the text before them logits after pictures may be off, where rounding makes a difference.
+
+On a CPU, Qwen2-VL's of 24 and 48 layers with random weights were off by nothing, in bfloat16 and with 4 bits.
+"""
 
 
 class ImageTrial:
@@ -198,9 +201,11 @@ def load_vision(
         log.info("The model can see images; for that, install dify-mlx-provider[vision].")
     if support is not ImageSupport.AVAILABLE:
         return None
-    if shared or (mrope_section(config) is not None and not can_pack):
-        reason = "processes share the model" if shared else "the model is not run packed"
-        log.warning("Images cannot be seen here, because %s.", reason)
+    if shared:
+        log.warning("Images cannot be seen here, because processes share the model.")
+        return None
+    if mrope_section(config) is not None and not can_pack:
+        log.info("Pictures cannot be seen in the batch, because the model is not run packed.")
         return None
     try:
         vision = Vision(networks, config)

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PICTURES_ONE_AT_A_TIME = "replies about pictures are: mlx-vlm's own network holds one request's positions"
+PICTURES_ONE_AT_A_TIME = (
+    "replies about pictures run on mlx-vlm's own network, which holds one request's positions"
+)
 """What is not decoded together with others."""
 
 
