@@ -90,11 +90,10 @@ def test_two_kinds_of_caches_are_not_possible_together(qwen: Path) -> None:
     ("name", "option", "caches"),
     [
         ("mamba2", {"kv_bits": 8}, "ArraysCache"),
-        ("falcon_h1", {"kv_bits": 8}, "CacheList"),
         ("deepseek_v41", {"kv_bits": 8}, "LayerCache"),
         ("mamba2", {"max_kv_size": 64}, "ArraysCache"),
         ("gemma3_text", {"max_kv_size": 64}, "RotatingKVCache"),
-        ("falcon_h1", {"max_kv_size": 64}, "CacheList"),
+        ("falcon_h1", {"max_kv_size": 64}, "ArraysCache"),
         ("llama4", {"max_kv_size": 64}, "ChunkedKVCache"),
         ("deepseek_v41", {"max_kv_size": 64}, "LayerCache"),
     ],
