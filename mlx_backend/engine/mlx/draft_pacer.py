@@ -112,7 +112,7 @@ RATE = 0.25
 """How much of what is not as expected of a step is learned from it."""
 MAX_ERROR = 2.0
 """The most of it that counts, in plain steps."""
-COST_MEMORY = 1 - 1 / 2048
+COST_MEMORY = 1 - 1 / 1024
 """How much of what costs are beyond the assumed ones counts after a plain step."""
 
 
@@ -120,6 +120,7 @@ class DraftCosts:
     """Times of steps with one number of replies, and what drafts add to them, as measured while it runs."""
 
     def __init__(self, replies: int) -> None:
+        self.is_known = False  # whether any step with drafts was measured
         self._costs = ASSUMED_COSTS
         self._usual = 2.0 * replies  # tokens in a step with drafts
         # Seconds, by about how long the texts are: attention takes longer the longer they are.
@@ -150,7 +151,8 @@ class DraftCosts:
         if plain is None:
             return
         error = max(-MAX_ERROR, min(MAX_ERROR, seconds / plain - 1 - self.of(drafted, replayed)))
-        error *= RATE * self._usual**2 / (self._usual**2 + drafted**2 + replayed**2)
+        rate, self.is_known = RATE if self.is_known else 1.0, True
+        error *= rate * self._usual**2 / (self._usual**2 + drafted**2 + replayed**2)
         overhead, per_token, per_replayed = self._costs
         self._costs = (
             max(0.0, overhead + error),
@@ -249,6 +251,8 @@ class DraftPacer:
             counts, saved = [count for count, _ in best], sum(gain for _, gain in best) - costs.of(0)
         if saved <= 0 or not (is_drafting or self._can_afford(0.0)):
             counts = nothing
+        elif self.clock is not None and not costs.is_known:  # to find out
+            counts = [min(count, 1) for count in counts]
         for reply, count in zip(replies, counts, strict=True):
             if not count:
                 reply.rest()
