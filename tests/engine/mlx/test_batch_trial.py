@@ -19,6 +19,7 @@ from mlx_backend.api.openai.models import model_object
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch_trial import (
+    TEXTS,
     BatchTrial,
     BatchTrialError,
     _try_packing,
@@ -253,20 +254,31 @@ def test_what_is_off_with_one_text_only_is_rounding_and_with_every_text_a_mistak
 
 
 class LongTexts(nn.Module):  # type: ignore[misc]  # MLX declares it without types
-    """A network that answers something else in a batch of which a row is longer than a setting of its says."""
+    """A network that answers something else to a text longer than a setting says, and in a batch something wrong."""
 
-    def __init__(self, settings: dict[str, Any], can_be: range = range(1 << 20)) -> None:
+    def __init__(
+        self, settings: dict[str, Any], can_be: range = range(1 << 20), *, is_right: bool = False
+    ) -> None:
         super().__init__()
         self.inner = network_of(LLAMA)
+        self.runs = 0
         self._settings = settings
         self._can_be = can_be
+        self._is_right = is_right
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        self.runs += 1
         logits: mx.array = self.inner(tokens, cache=cache)
         [length] = self._settings.values()
         if length not in self._can_be:
             raise ValueError(f"{length} is too short")
-        return logits[..., ::-1] if tokens.shape[0] > 1 and cache[0].size() > length else logits
+        if self._is_right or type(cache[0]) is PackedLayer or cache[0].size() <= length:
+            return logits
+        return (
+            logits[..., ::-1]
+            if tokens.shape[0] > 1
+            else mx.concatenate([logits[..., 1:], logits[..., :1]], axis=-1)
+        )
 
 
 @pytest.mark.parametrize(
@@ -279,6 +291,17 @@ def test_what_a_network_does_with_long_texts_only_is_tried_with_short_ones(name:
     with pytest.raises(BatchTrialError, match="off by"):
         trial.try_packing(packs_replies=False)
     assert network._settings == {name: 131_072}
+
+
+def test_short_lengths_with_which_a_text_alone_has_the_same_logits_are_not_tried_with_several() -> None:
+    runs = []
+    for settings in ({"width": 131_072}, {"max_position_embeddings": 131_072}):
+        network = LongTexts(settings, is_right=True)
+        network.inner.args.max_position_embeddings = 1  # too short to be made shorter
+        BatchTrial(network, partial(make_prompt_cache, network.inner)).try_packing(packs_replies=False)
+        runs.append(network.runs)
+    without, with_lengths = runs
+    assert with_lengths == without + 3 * len(TEXTS)  # each text, and the two tokens after it
 
 
 def test_no_architecture_of_mlx_lm_has_a_length_that_counts_under_a_name_that_is_not_known() -> None:
