@@ -1,4 +1,4 @@
-"""Dequantising a whole layer: by MLX's own function, or on an NVIDIA GPU by faster kernels of our own.
+"""Dequantising a layer: by MLX's own function, or on an NVIDIA GPU by faster kernels of our own.
 
 MLX's CUDA kernels write few bytes at a time. On an H100 they take 1.08 ms to dequantise 265 million weights to bfloat16
 from mxfp4, 0.61 ms from 4 bits and 1.02 ms from 8 bits. Ours take 0.38, 0.33 and 0.41 ms for the same values, bit for
@@ -33,8 +33,10 @@ IN_GPU_MEMORY: Final = 0
 MAX_WORDS = 1 << 31
 """Words that a grid may have."""
 
-type Dequantizer = Callable[[Any, mx.Dtype, int | None], mx.array]
-"""Takes a layer, the dtype of its activations, and an expert's number if only that expert's weights are wanted."""
+type Part = slice | tuple[int, slice]
+"""Outputs of a layer, or of an expert of a mixture."""
+type Dequantizer = Callable[[Any, mx.Dtype, Part | None], mx.array]
+"""Takes a layer, the dtype of its activations, and the part whose weights are wanted, if not all are."""
 
 # One thread dequantises the values of one word and writes them at once.
 _WRITE: Final = """
@@ -72,14 +74,14 @@ _MXFP4: Final = f"""
 {_WRITE}"""
 
 
-def dequantized(layer: Any, dtype: mx.Dtype, expert: int | None = None) -> mx.array:
-    """Return the dequantised weights of a layer or of an expert, by MLX's function.
+def dequantized(layer: Any, dtype: mx.Dtype, part: Part | None = None) -> mx.array:
+    """Return the dequantised weights of a layer or of a part of it, by MLX's function.
 
     They are in the dtype of the scales, or in `dtype` if the scales are exponents (uint8).
     """
     weight, scales, biases = layer["weight"], layer["scales"], layer.get("biases")
-    if expert is not None:
-        weight, scales, biases = (each if each is None else each[expert] for each in (weight, scales, biases))
+    if part is not None:
+        weight, scales, biases = (each if each is None else each[part] for each in (weight, scales, biases))
     return mx.dequantize(
         weight,
         scales,
@@ -112,9 +114,9 @@ def has_kernel(layer: Any) -> bool:
     return is_known and words < MAX_WORDS and math.gcd(words, MAX_THREADS) >= MIN_THREADS
 
 
-def dequantized_by_kernel(layer: Any, dtype: mx.Dtype, expert: int | None = None) -> mx.array:
+def dequantized_by_kernel(layer: Any, dtype: mx.Dtype, part: Part | None = None) -> mx.array:
     """Return what `dequantized` returns, by a kernel; only with CUDA."""
-    assert expert is None  # on a GPU, all experts are dequantised at once
+    assert part is None  # on a GPU, a whole layer is dequantised at once
     weight, scales = layer["weight"], layer["scales"]
     inputs = [weight, scales]
     if layer.mode == "mxfp4":

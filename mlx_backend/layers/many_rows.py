@@ -87,25 +87,25 @@ def _counts(which: mx.array) -> mx.array:
     return which.astype(mx.int32).sum(axis=1)
 
 
-MAX_PENDING_BYTES, MAX_PENDING_SHARE = 1 << 27, 1 / 16
-"""The most dequantised weights that wait to be freed, and as a share of a GPU's memory: each wait stalls it briefly."""
+MAX_PENDING_SHARE = 1 / 16
+"""Of a GPU's memory, the most that dequantised weights take that wait to be freed: each wait stalls it briefly."""
 
 
 class ManyRows:
     """What the replaced layers share.
 
     They use their implementation for many rows while `is_enabled`, each from its own number of rows on; `min_rows` is
-    the smallest of these. Their dequantised weights would take `dequantized_bytes` together, those of the largest layer
-    `largest_layer_bytes`.
+    the smallest of these. `largest_bytes` of dequantised weights are needed at a time, and at most `dequantized_bytes`
+    wait to be freed: on a GPU those of the largest layer, and of all.
     """
 
     def __init__(self) -> None:
         self.min_rows = 0
         self.has_experts = False  # whose rows are tokens times experts per token
         self.is_enabled = True
-        self.dequantized_bytes = self.largest_layer_bytes = 0
+        self.dequantized_bytes = self.largest_bytes = 0
         self.was_used = False  # since the caller last set it to False
-        self._max_pending = int(gpu_memory() * MAX_PENDING_SHARE) or MAX_PENDING_BYTES
+        self._max_pending = int(gpu_memory() * MAX_PENDING_SHARE)
         self._pending = 0  # bytes that have been dequantised since an output was waited for
         self._arranged: tuple[mx.array, RowBlocks] | None = None
         self._is_forced = False
@@ -119,7 +119,7 @@ class ManyRows:
     @property
     def max_dequantized_bytes(self) -> int:
         """The most bytes that dequantised weights may take at a time."""
-        return self.max_pending_bytes + self.largest_layer_bytes
+        return self.max_pending_bytes + self.largest_bytes
 
     @contextmanager
     def always(self) -> Iterator[None]:
@@ -173,8 +173,10 @@ class ManyRows:
 
 MIN_ROWS = 8
 """Rows of a matrix, on an average if it is one of a mixture, from which on it is faster. That is where it took at most
-0.8 of the time: on an H100 with 32 experts in mxfp4, and on a CPU with OpenBLAS in every format but those of floats of
-4 bits, with matrices of 256 x 256 and larger."""
+0.8 of the time: on an H100 with 32 experts in mxfp4, on a CPU with OpenBLAS and matrices of 256 x 256 and larger."""
+MIN_ROWS_OF_QUICK_BITS, QUICK_BITS = 4, (2, 4, 8)
+"""The same on a CPU with OpenBLAS, for bits that do not span words; the others are dequantised two to four times as
+slowly."""
 MIN_ROWS_OF_SMALL_FLOATS = 64
 """The same on a CPU for floats of 4 bits (mxfp4, nvfp4), which MLX dequantises slowly there: never with a slow BLAS."""
 MIN_ROWS_ON_GPU = 64
@@ -183,6 +185,12 @@ COMPARED_ROWS = 64
 """Rows that both implementations are compared with."""
 MIN_WEIGHTS = 1 << 16
 """Weights of a layer; smaller ones are left alone."""
+PART_BYTES = 1 << 22
+"""Weights that are dequantised at a time on a CPU. They are multiplied while they are in its caches.
+
+More than 32 MB of memory are moreover mapped and cleared anew each time: 8 rows through 14,336 x 4,096 weights of 4
+bits took 352 ms at once, 94 so, and 302 as MLX does it.
+"""
 MAX_DIFFERENCE = 0.05
 """Of the outputs, as a share of their root mean square; rounding in half precision makes less than 0.01."""
 MAX_OUTPUTS = 128
@@ -204,9 +212,13 @@ class ManyRowsLinear(nn.QuantizedLinear):  # type: ignore[misc]  # MLX's modules
         if not self.many_rows.applies(x.size // x.shape[-1], self.min_rows):
             few: mx.array = super().__call__(x)
             return few
-        weights = self.dequantize(self, x.dtype, None)
-        output: mx.array = x @ weights.T
-        self.many_rows.wait_for(output, weights.nbytes)
+        output: mx.array
+        if is_gpu():
+            weights = self.dequantize(self, x.dtype, None)
+            output = x @ weights.T
+            self.many_rows.wait_for(output, weights.nbytes)
+        else:
+            output = _product_in_parts(self, x)
         if "bias" in self:
             output += self["bias"]
         return output
@@ -250,16 +262,26 @@ class ManyRowsQuantizedExperts(_SortedExperts, QuantizedSwitchLinear):  # type: 
     def products(self, x: mx.array, indices: mx.array) -> mx.array:
         """Multiply sorted rows ([rows, 1, inputs]) by their experts' weights."""
         if not is_gpu():
-            return _grouped(x, indices, self._product)
+            return _grouped(x, indices, lambda expert, rows: _product_in_parts(self, rows, expert))
         weights = self.dequantize(self, x.dtype, None)
         output = self.many_rows.blocks_of(indices, self.num_experts).multiply(x, weights)
         self.many_rows.wait_for(output, weights.nbytes)
         return output
 
-    def _product(self, expert: int, rows: mx.array) -> mx.array:
-        output = rows @ self.dequantize(self, rows.dtype, expert).T
-        mx.eval(output)  # costs nothing on a CPU, and frees the weights
-        return output
+
+def _product_in_parts(layer: Any, x: mx.array, expert: int | None = None) -> mx.array:
+    """Multiply rows ([..., inputs]) by the weights of a layer or an expert, of which a part is dequantised at a time.
+
+    To wait costs nothing on a CPU, and frees a part's weights before the next one's are there.
+    """
+    outputs, step = layer["weight"].shape[-2], max(1, PART_BYTES // (x.shape[-1] * x.itemsize))
+    products = []
+    for start in range(0, outputs, step):
+        part = slice(start, start + step)
+        weights = layer.dequantize(layer, x.dtype, part if expert is None else (expert, part))
+        products.append(x @ weights.T)
+        mx.eval(products[-1])
+    return mx.concatenate(products, axis=-1) if len(products) > 1 else products[0]
 
 
 def _grouped(x: mx.array, indices: mx.array, product: Callable[[int, mx.array], mx.array]) -> mx.array:
@@ -308,14 +330,17 @@ def use_many_rows_layers(
         many_rows.has_experts |= isinstance(layer, _SortedExperts)
         if "scales" in layer:
             nbytes = _num_weights(layer) * dtype.size
-            many_rows.dequantized_bytes += nbytes
-            many_rows.largest_layer_bytes = max(many_rows.largest_layer_bytes, nbytes)
+            if is_gpu():
+                many_rows.dequantized_bytes += nbytes
+            else:
+                nbytes = min(nbytes, PART_BYTES)
+            many_rows.largest_bytes = max(many_rows.largest_bytes, nbytes)
     if not replaced:
         return None
     many_rows.min_rows = min(replaced)
     log.info(
         "Long prompts: %s, from %d rows on (tokens, or tokens times experts per token).",
-        "weights are dequantised" if many_rows.dequantized_bytes else "rows are grouped by expert",
+        "weights are dequantised" if many_rows.largest_bytes else "rows are grouped by expert",
         many_rows.min_rows,
     )
     return many_rows
@@ -369,7 +394,11 @@ def kind_of(layer: Any) -> tuple[Any, ...]:
 
 def _min_rows(layer: Any) -> int:
     """Return from how many rows on a layer uses its implementation for many rows."""
-    rows = MIN_ROWS_OF_SMALL_FLOATS if _is_of_small_floats(layer) and not is_gpu() else MIN_ROWS
+    rows = MIN_ROWS
+    if not is_gpu() and _is_of_small_floats(layer):
+        rows = MIN_ROWS_OF_SMALL_FLOATS
+    elif not is_gpu() and has_fast_blas() and layer.get("scales") is not None and layer.bits in QUICK_BITS:
+        rows = MIN_ROWS_OF_QUICK_BITS
     if layer.weight.ndim == 3:
         rows *= layer.weight.shape[0]
     return max(rows, MIN_ROWS_ON_GPU) if is_gpu() else rows

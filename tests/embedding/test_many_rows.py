@@ -29,6 +29,7 @@ def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the implementation for many rows used for a few."""
     monkeypatch.setattr(f"{MODULE}.MIN_WEIGHTS", 0)
     monkeypatch.setattr(f"{MODULE}.MIN_ROWS", 2)
+    monkeypatch.setattr(f"{MODULE}.MIN_ROWS_OF_QUICK_BITS", 2)
     monkeypatch.setattr(f"{MODULE}.MIN_ROWS_OF_SMALL_FLOATS", 2)
 
 

@@ -10,7 +10,9 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from mlx_backend.layers.many_rows import (
+    MAX_PENDING_SHARE,
     MIN_ROWS,
+    MIN_ROWS_OF_QUICK_BITS,
     ManyRows,
     ManyRowsExperts,
     ManyRowsLinear,
@@ -76,6 +78,7 @@ def small_layers_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the implementation for many rows used for a few."""
     monkeypatch.setattr(f"{MODULE}.MIN_ROWS", 2)
+    monkeypatch.setattr(f"{MODULE}.MIN_ROWS_OF_QUICK_BITS", 2)
     monkeypatch.setattr(f"{MODULE}.MIN_ROWS_OF_SMALL_FLOATS", 2)
     monkeypatch.setattr(f"{MODULE}.has_fast_blas", lambda: True)
 
@@ -144,7 +147,7 @@ def test_the_rows_of_experts_that_are_not_quantised_are_grouped(*, bias: bool) -
 
 def test_a_few_rows_are_computed_as_they_were() -> None:
     for layer in (*quantised_layers(FOUR_BITS), SwitchLinear(WIDTH, OUTPUTS, EXPERTS)):
-        given = inputs(layer, MIN_ROWS - 1)
+        given = inputs(layer, MIN_ROWS_OF_QUICK_BITS - 1)
         expected = layer(*given)
         many_rows = prepare(layer)
         assert many_rows is not None
@@ -166,12 +169,13 @@ def test_what_is_not_to_be_dequantised_and_what_is_small_is_left_alone(
 @pytest.mark.parametrize(
     ("quantization", "rows"),
     [
-        (FOUR_BITS, 8),
-        ({"mode": "mxfp8", "bits": 8, "group_size": 32}, 8),
+        (FOUR_BITS, 4),
+        ({"mode": "affine", "bits": 6, "group_size": 64}, 8),
+        ({"mode": "mxfp8", "bits": 8, "group_size": 32}, 4),
         (FORMATS[-3], 64),
         (FORMATS[-1], 64),
     ],
-    ids=lambda each: each["mode"] if isinstance(each, dict) else str(each),
+    ids=lambda each: f"{each['mode']}-{each['bits']}" if isinstance(each, dict) else str(each),
 )
 def test_a_format_says_from_how_many_rows_of_each_matrix_on_it_is_dequantised(
     quantization: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
@@ -240,8 +244,10 @@ def peak_memory(network: Any, *given: mx.array | bool) -> int:
 def test_dequantised_weights_are_freed_before_those_of_many_other_layers_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(f"{MODULE}.is_gpu", lambda: True)
+
     def peak_with(layers_pending: int) -> int:
-        monkeypatch.setattr(f"{MODULE}.MAX_PENDING_BYTES", layers_pending * 4 * 512**2)
+        monkeypatch.setattr(f"{MODULE}.gpu_memory", lambda: layers_pending * 4 * 512**2 / MAX_PENDING_SHARE)
         network = Layers(*(nn.Linear(512, 512, bias=False).to_quantized(64, 4) for _ in range(16)))
         return peak_memory(network, mx.ones((64, 512)))
 
@@ -249,7 +255,12 @@ def test_dequantised_weights_are_freed_before_those_of_many_other_layers_are_mad
 
 
 @pytest.mark.usefixtures("always_faster")
-def test_the_weights_of_one_expert_at_a_time_are_dequantised_on_a_cpu() -> None:
-    network = SwitchLinear(512, 512, 16).to_quantized(64, 4)
-    experts = mx.arange(64, dtype=mx.uint32) // 4
-    assert peak_memory(network, mx.ones((64, 1, 512)), experts, True) < 4 * 4 * 512**2
+def test_a_part_of_the_weights_at_a_time_is_dequantised_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{MODULE}.PART_BYTES", 4 * 512 * 100)  # no whole number of parts
+    inputs, layer = mx.random.normal((4, 512)), nn.Linear(512, 512).to_quantized(64, 4)
+    mixture, experts = SwitchLinear(512, 512, 16).to_quantized(64, 4), mx.arange(64, dtype=mx.uint32) // 4
+    expected = layer(inputs), mixture(mx.ones((64, 1, 512)), experts, True)
+    assert peak_memory(layer, inputs) < 4 * 512**2 / 2
+    assert peak_memory(mixture, mx.ones((64, 1, 512)), experts, True) < 4 * 512**2
+    found = layer(inputs), mixture(mx.ones((64, 1, 512)), experts, True)
+    assert all(mx.allclose(*pair, atol=1e-4) for pair in zip(found, expected, strict=True))

@@ -145,6 +145,9 @@ def load_runtime(
         kernels = _kernels(networks) if ranks is None else None
         if kernels is not None:
             cleanup.callback(kernels.close)
+        # On a CPU nothing has to be measured before, and all that follows is faster with them.
+        has_to_measure = is_gpu() or kernels is not None or ranks is not None
+        many_rows = None if has_to_measure else many_rows_layers(networks)
         try:
             cost, dequantized_bytes = _first_run(networks)
             on_progress(0.97)
@@ -175,13 +178,12 @@ def load_runtime(
         reservation.set_weights(weights)
         warm_up = _warm_up(networks, ranks, int(reservation.room * MEASURED_SHARE))
         with device.lock:  # MLX counts the memory of all models together
-            chunk_cost = warm_up.measure()
+            chunk_cost = warm_up.measure(many_rows)
             chunk_cost.context_bytes = dequantized_bytes
-            if kernels is None:  # else Tuning does the rest, once they are compiled
+            if is_gpu() and kernels is None:  # else Tuning does the rest, once they are compiled
                 warm_up.measure_memory(chunk_cost)
-            many_rows = many_rows_layers(networks) if kernels is None and ranks is None else None
-            if many_rows is not None:
-                for _ in warm_up.measure_many_rows(many_rows, chunk_cost):
+                many_rows = many_rows_layers(networks) if ranks is None else None
+                for _ in warm_up.measure_many_rows(many_rows, chunk_cost) if many_rows is not None else ():
                     pass
         if is_gpu() and ranks is not None:  # see Tuning
             for _ in warm_up.run_lengths(options.warm_up_seconds):

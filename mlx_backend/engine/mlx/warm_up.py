@@ -8,6 +8,7 @@ lengths had been run; in later processes for 0.25.
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -97,11 +98,14 @@ class WarmUp:
                 perf_counter() - started,
             )
 
-    def measure(self) -> ChunkCost:
-        """Run two chunks, and return what they took."""
+    def measure(self, many_rows: ManyRows | None = None) -> ChunkCost:
+        """Run two chunks, with the implementation for many rows if there is one, and return what they took."""
         size = self._measured_tokens
-        seconds, first, second = self._two_chunks(size)
-        return ChunkCost((size + RUN_OVERHEAD) / seconds, WorkingMemory.from_two(size, first, second))
+        dequantized = many_rows.largest_bytes if many_rows is not None else 0
+        with nullcontext() if many_rows is None else many_rows.always():
+            seconds, first, second = self._two_chunks(size)
+        memory = WorkingMemory.from_two(size, first - dequantized, second - dequantized)
+        return ChunkCost((size + RUN_OVERHEAD) / seconds, memory, many_rows_bytes=dequantized)
 
     def measure_memory(self, cost: ChunkCost) -> None:
         """Measure the memory of chunks on an NVIDIA GPU more exactly, and note it in `cost`."""

@@ -87,7 +87,7 @@ def test_a_model_is_served_before_its_kernels_are_compiled_and_faster_afterwards
         assert mx.quantized_matmul is OWN_MATMUL
         assert batch.runtime.many_rows is not None
         assert batch.runtime.many_rows.is_enabled
-        assert batch.runtime.chunk_cost.many_rows_bytes > 0
+        assert batch.runtime.chunk_cost.many_rows_from > 0
         assert batch.prefill_queue.pacer.rate == batch.runtime.chunk_cost.rate
         assert replies(engine) == expected
     assert "Kernels for" in caplog.text
