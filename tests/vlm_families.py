@@ -646,6 +646,7 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v41": {"remark": "its weights are published in numbers of 8 bits, which no tiny model has"},
     "molmo_point": {"remark": "what it points at next is not among its logits; no tiny model has that"},
     "muse_spark": {"remark": "mlx-lm's network of it runs on Apple's GPUs only"},
+    "phi4mm": {"remark": "its tower has one size, too large for a comparison here"},
     "prism_hadamard_qwen35": {"remark": "its weights are packs of 2 bits, which no tiny model has"},
 }  # fmt: skip
 

@@ -50,7 +50,6 @@ NO_PLACE = {
     "paligemma": "its processor puts pictures first, wherever they were sent",
     "phi3_v": "it numbers pictures, and gives them tokens outside its vocabulary",
     "phi4_siglip": OUTSIDE,
-    "phi4mm": "it numbers pictures",
     "plamo2vl": "its tokenizer is a program of its own",
     "unlimited_ocr": PYTORCH,
     "youtu_vl": NO_PROCESSOR,
