@@ -112,7 +112,7 @@ RATE = 0.25
 """How much of what is not as expected of a step is learned from it."""
 MAX_ERROR = 2.0
 """The most of it that counts, in plain steps."""
-COST_MEMORY = 1 - 1 / 512
+COST_MEMORY = 1 - 1 / 1024
 """How much of what costs are beyond the assumed ones counts after a plain step."""
 
 
