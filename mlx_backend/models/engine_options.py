@@ -119,7 +119,7 @@ class EngineOptions:
     dequantize: bool = _of_speed(
         True,
         switch(),
-        help="dequantise a layer's weights for long prompts, where timing at load shows that to be faster (Linux)",
+        help="dequantise a layer's weights where that is faster, as for long prompts (Linux)",
         option="--no-dequantize",
     )
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
 
 MAX_MERGED_LENGTH = 4096
-"""Tokens of a row up to which it is merged, where a network can be run packed; others take one batch only."""
+"""Tokens of a row up to which it is merged, unless a network runs much slower on several caches (batch_trial.py)."""
 
 
 class BatchCaches:

@@ -482,6 +482,7 @@ def _can_pack_drafts(draft: DraftNetwork | None) -> bool:
         return False
     try:
         trial = BatchTrial(draft.network, partial(draft_layers, draft.network))
+        trial.merges = False  # as a draft model's caches never are
         trial.try_packing(many_tokens=prepares_for_lengths())
     except BatchTrialError as error:
         log.debug("The draft model cannot be run packed: %s.", error)

@@ -4,6 +4,8 @@ Made on the engine thread, in steps of which each returns what the later ones ne
 
     files ─▶ networks ─▶ abilities ─▶ vision ─▶ costs ─▶ faster layers ─▶ memory ─▶ prefix store
 
+On a CPU the faster layers are the second step: a rule says where they are used, and all that follows gains.
+
 Knows nothing of requests.
 """
 
@@ -247,8 +249,9 @@ def many_rows_layers(
     tokens = mx.zeros((1, TRIED_TOKENS), mx.uint32)
     try:
         with many_rows.always():
-            for adapter, network in networks.by_adapter.items():
-                mx.eval(network(tokens, cache=networks.fresh_layers(adapter)))
+            for network in networks.by_adapter.values():
+                # On its usual caches: others may not be possible, which is said later, in words for people.
+                mx.eval(network(tokens, cache=fresh_caches(network, EngineOptions())))
             if (draft := networks.draft) is not None:
                 mx.eval(draft.network(tokens, cache=draft_layers(draft.network)))
     except Exception as error:  # such as a network that is compiled, and cannot wait for its layers

@@ -42,7 +42,13 @@ def accepted(replies: Sequence[FoundReply]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("architecture", "source"),
-    [("gpt_oss", "text"), ("gpt_oss", "model"), ("gemma3_text", "text"), ("qwen3", "model")],
+    [
+        ("gpt_oss", "text"),
+        ("gpt_oss", "model"),
+        ("gemma3_text", "text"),
+        ("qwen3", "model"),
+        ("gemma2", "model"),
+    ],
 )
 def test_a_reply_is_the_same_in_crowds_of_every_size(tmp_path: Path, architecture: str, source: str) -> None:
     model = write(tmp_path / "model", architecture)
@@ -51,6 +57,7 @@ def test_a_reply_is_the_same_in_crowds_of_every_size(tmp_path: Path, architectur
         expected = tokens(alone(plain, asked))
     options: dict[str, Any] = {"draft_from_text": True} if source == "text" else {"draft_model": str(model)}
     with loaded_batch(model, draft_tokens=3, **options) as drafting:
+        assert drafting.runtime.abilities.can_pack_drafts == (source == "model")
         for count in (2, MAX_REPLIES):
             found = generate(drafting, asked[:count])
             assert tokens(found) == expected[:count]

@@ -6,12 +6,14 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import pytest
+from architectures import write
 from engine_models import write_adapter, write_model
 from engine_requests import engine_and_batch
 
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.threaded import Engine
+from mlx_backend.errors import EngineError
 from mlx_backend.layers.many_rows import ManyRows, ManyRowsExperts
 
 MODULE = "mlx_backend.layers.many_rows"
@@ -75,6 +77,16 @@ def test_replies_are_the_same_with_layers_for_many_rows(
     assert cost.many_rows_bytes == many_rows.largest_bytes
     # Attention is measured without the layers' products: a matrix of scores, 4 heads and 4 bytes each, and some copies.
     assert 4 * 4 * 0.9 <= cost.memory.per_pair <= 4 * 4 * 16
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_caches_that_are_not_possible_are_refused_without_a_warning_of_layers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write(tmp_path / "model", "qwen3", bits=4)
+    with pytest.raises(EngineError, match="--kv-bits is not possible with this model"):
+        load_engine(folder, kv_bits=8)
+    assert "Weights are not dequantised" not in caplog.text
 
 
 @pytest.mark.usefixtures("always_faster")
