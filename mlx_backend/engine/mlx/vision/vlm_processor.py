@@ -22,6 +22,7 @@ import warnings
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +122,8 @@ class VLMProcessor:
             written, inputs = self._on_worker(self._write, self._own_part, picture, self.pad_token)
             nbytes = bytes_of(inputs)
             if number:
-                written, _ = self._on_worker(self._write, self._own_part, picture, self.pad_token, number)
+                later, _ = self._on_worker(self._write, self._own_part, picture, self.pad_token, number)
+                written = replace(later, positions=written.positions, shift=written.shift)
             known = self._written[digest, number] = written, nbytes
             while len(self._written) > MAX_WRITTEN:
                 self._written.popitem(last=False)
@@ -186,7 +188,7 @@ class VLMProcessor:
 
         And whether images are written by their numbers in a prompt.
         """
-        picture = Picture(PROBE_SIDE, PROBE_SIDE, bytes(range(256)) * (3 * PROBE_SIDE * PROBE_SIDE // 256))
+        picture = _small_picture()
         errors: list[Exception] = []
         for part, is_in_template in self._parts(config):
             try:
@@ -251,8 +253,12 @@ class VLMProcessor:
     def _write(
         self, part: str, picture: Picture, pad: int | None = None, number: int = 0
     ) -> tuple[WrittenImage, Inputs]:
-        """Return how a picture is written after as many others, and the vision tower's inputs. Raises EngineRefused."""
-        made = self._run(self._text((*[1] * (number + 1), 2), part), [picture] * (number + 1))
+        """Return how a picture is written after as many others, and the vision tower's inputs. Raises EngineRefused.
+
+        The others are small ones, which are soon prepared.
+        """
+        pictures = [_small_picture()] * number + [picture]
+        made = self._run(self._text((*[1] * len(pictures), 2), part), pictures)
         tokens = made["input_ids"]
         inputs = {name: value for name, value in made.items() if name not in _OF_TOKENS}
         if not bytes_of(inputs):  # such as a tokenizer in place of a processor that could not be made
@@ -320,6 +326,10 @@ class VLMProcessor:
             raise EngineRefused(
                 f"The image cannot be prepared for this model: {first_line(error)}.", "images"
             ) from error
+
+
+def _small_picture() -> Picture:
+    return Picture(PROBE_SIDE, PROBE_SIDE, bytes(range(256)) * (3 * PROBE_SIDE * PROBE_SIDE // 256))
 
 
 def _cut(made: Inputs, start: int, end: int) -> Inputs:

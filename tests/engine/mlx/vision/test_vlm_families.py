@@ -6,7 +6,7 @@ A handful here; `make vision-matrix` tries every family (tests/vlm_matrix.py).
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import vlm_matrix
@@ -17,13 +17,14 @@ from vlm_families import write
 from vlm_reference import compare
 
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
-from mlx_backend.engine.images import PromptImage
+from mlx_backend.engine.images import PreparedImage, PromptImage
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.vision.vlm_processor import _part_of_format, without_code_of_models
+from mlx_backend.engine.mlx.vision.vlm_processor import VLMProcessor, _part_of_format, without_code_of_models
 from mlx_backend.errors import EngineError
 from mlx_backend.images import Picture
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 pytestmark = needs_mlx_vlm
@@ -54,6 +55,28 @@ def test_a_prompt_begins_with_a_picture_though_its_processor_puts_a_token_first(
         shown = [PromptImage(image.written.before, image)]
         reply = engine.generate(GenerationRequest(prompt=prompt, images=shown, max_tokens=4))
         assert any(isinstance(item, TokenDelta) for item in reply)
+
+
+def test_each_of_several_numbered_pictures_is_prepared_twice_and_not_with_all_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "minicpmv4_6")
+    with load_engine(tmp_path) as engine:
+        processor = engine.image_processor
+        assert isinstance(processor, VLMProcessor)
+        large, runs = Picture(300, 200, bytes(180_000)), list[Picture]()
+        run = processor._run
+
+        def counted(text: str, pictures: Sequence[Picture]) -> dict[str, Any]:
+            runs.extend(pictures)
+            return run(text, pictures)
+
+        monkeypatch.setattr(processor, "_run", counted)
+        images = list[PreparedImage]()
+        for _ in range(5):
+            images.append(processor.prepare(large, images))
+        assert len({each.written.text for each in images}) == 5
+        assert runs.count(large) == 1 + 4 * 2
 
 
 @pytest.mark.parametrize(("family", "part"), [("deepseekocr", "<image>"), ("step3p7", "<im_patch>")])
