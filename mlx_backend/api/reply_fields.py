@@ -23,7 +23,7 @@ from mlx_backend.models.spec import RESERVED_KWARGS
 from mlx_backend.settings import SAMPLING, ReasoningFormat, ReplySettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 _FORMAT_ALIASES = {"none": "raw", "auto": "separate", "deepseek": "separate", "parsed": "separate"}
@@ -177,10 +177,26 @@ class ReplyBody(Body):
         BeforeValidator(as_logit_bias, json_schema_input_type=LogitBiasInput),
     ] = ()
 
+    @property
+    def ignored(self) -> list[str]:
+        """The fields that have no meaning here, or that another name of the same setting overrules."""
+        return [*self.overruled(names_of("repetition_penalty")), *super().ignored]
+
+    def overruled(self, names: Sequence[str]) -> list[str]:
+        """Return which of the names of one setting were sent with another value than the first, which counts."""
+        sent = self._sent(names)
+        return [name for name, value in sent if value != sent[0][1]]
+
     def setting(self, *names: str) -> Any:
         """Return the first of these settings that was sent; None if none was."""
-        values = (getattr(self, name, None) for name in names)
-        return next((value for value in values if value is not None), None)
+        return next((value for _, value in self._sent(names)), None)
+
+    def _sent(self, names: Sequence[str]) -> list[tuple[str, Any]]:
+        # Attributes that are no fields are what was sent of others, which nothing has checked.
+        fields = type(self).model_fields
+        return [
+            (name, value) for name in names if name in fields and (value := getattr(self, name)) is not None
+        ]
 
     def sampling(self) -> dict[str, Any]:
         """Return the sampling settings that were sent, by the names of `Sampling`."""

@@ -30,6 +30,8 @@ from scripted_server import ANSWER, CHAT, USER, client_of
 
 from mlx_backend.api.ollama.embed import EmbedBody
 from mlx_backend.api.openai.embeddings import EmbeddingsBody
+from mlx_backend.api.reply_fields import ALIASES
+from mlx_backend.settings import SAMPLING as SAMPLING_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -434,6 +436,21 @@ def test_a_field_is_honoured_refused_by_name_or_named_as_ignored(client: Client,
         message = error if isinstance(error, str) else error["message"]
         param = None if isinstance(error, str) else error.get("param")
         assert name == param or name in message, error
+
+
+@pytest.mark.parametrize("field", [*SAMPLING_NAMES, *ALIASES])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES, OLLAMA_CHAT, "/api/generate"])
+def test_a_setting_of_no_value_that_it_could_have_is_refused_or_named_as_ignored(
+    client: Client, path: str, field: str
+) -> None:
+    question: dict[str, Any] = {"input": "Hi"} if path == RESPONSES else {**CONVERSATION, "prompt": "Hi"}
+    body = {**question, "max_tokens": 8, field: {"no": "number"}}
+    response = client.post(path, json=body)
+    if response.status_code == 400:
+        assert field in response.get_data(as_text=True)
+    else:
+        assert response.status_code == 200
+        assert field in response.headers["x-mlx-backend-ignored"].split(", ")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ _KEEPS_ALL = {"type": "clear_thinking_20251015", "keep": "all"}
 """The edit of a context that asks for what is done anyway."""
 
 
-@accepts(*SAMPLING)
+@accepts(*SAMPLING, "repeat_penalty")
 class MessagesBody(ConversationBody):
     """POST /v1/messages. The settings of replies that other addresses take are taken here, too."""
 

@@ -14,7 +14,6 @@ from mlx_backend.api.reply_fields import (
     accepts,
     as_stop_strings,
     as_whole,
-    names_of,
 )
 from mlx_backend.settings import SAMPLING
 
@@ -102,11 +101,7 @@ class GenerationBody(ReplyBody):
     def ignored(self) -> list[str]:
         """The fields that have no meaning here, or none in a reply that is not streamed, or that another overrules."""
         sent = () if self.stream else (name for name in _FOR_STREAMS if getattr(self, name))
-        overruled: list[str] = []
-        for names in (LIMIT_NAMES, names_of("repetition_penalty")):
-            values = [(name, value) for name in names if (value := getattr(self, name, None)) is not None]
-            overruled += [name for name, value in values if value != values[0][1]]
-        return [*sent, *overruled, *super().ignored]
+        return [*sent, *self.overruled(LIMIT_NAMES), *super().ignored]
 
     @property
     def num_choices(self) -> int:

@@ -40,7 +40,7 @@ class TextOptions(Lenient):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-@accepts(*SAMPLING)
+@accepts(*SAMPLING, "repeat_penalty")
 class ResponsesBody(ConversationBody):
     """POST /v1/responses. The settings of replies that other addresses take are taken here, too."""
 
