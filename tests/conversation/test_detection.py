@@ -209,6 +209,10 @@ def test_what_is_not_decided_names_its_rivals() -> None:
     found = recognise("<|tools_prefix|>{{ '<|START_ACTION|>' }}", [])
     assert found.told == "the template has <|tools_prefix|> (as much speaks for cohere)"
     assert found.dialect.name == "apertus"
+    # What surrounds calls says less than how calls are written.
+    wrapped = recognise(f"<tool_calls>{TEMPLATES['qwen-xml']}</tool_calls>", [])
+    assert wrapped.dialect.name == "qwen-xml"
+    assert wrapped.rivals == ("jamba",)
     assert recognise(CHATML, ["<|tool_call_start|>", "[TOOL_CALLS]"]).reason == (
         "control tokens [TOOL_CALLS] and others'"
     )

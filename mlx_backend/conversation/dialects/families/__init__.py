@@ -20,4 +20,7 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.dialects.base import Dialect
 
 _MODULES = (control_tokens, invoke_tags, key_value_tags, function_tags, python_and_gemma)
-FAMILIES: tuple[Dialect, ...] = tuple(family for module in _MODULES for family in module.FAMILIES)
+FAMILIES: tuple[Dialect, ...] = (
+    *(family for module in _MODULES for family in module.FAMILIES),
+    key_value_tags.JAMBA,  # last: it is known by what surrounds calls, which says less than how calls are written
+)
