@@ -9,9 +9,8 @@ What Dify's SDK loads, and where a call of Dify goes from there:
                            long_chats (leaves out old turns), answer_limits; back: stream_reader (chunks to events),
                            leaked_markup, tool_calls, react_agent, think_block, abandoned_answers
     knowledge.py           vectors and rankings
-    servers/               which server answers: discovery, probe, base; a file a kind: mlx_backend, mlx_lm, mlx_vlm,
-                           rapid_mlx, lm_studio, llama_cpp, ollama, vllm; requests and token_count to any of them;
-                           efforts
+    servers/               which server answers: discovery, probe, base; the kinds: mlx_backend, and in kinds all
+                           others; requests and token_count to any of them; efforts
     upstream/              any OpenAI-compatible server: client, sse, errors, cache, credentials
     dify_errors.py         errors, as Dify's kinds
     packaging/             makes the package, and is not in it: package, sdk_check, predefined

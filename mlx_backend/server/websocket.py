@@ -103,9 +103,8 @@ class WebSocket:
                     case CloseConnection():  # the client's, or for what is no frame
                         reply += self._connection.send(event.response())
                         break
-        if (
-            unanswered > 1 + MAX_WAITING + 1
-        ):  # of the first, or the handshake, the answer may have arrived already
+        # Besides: the one that is answered, and the handshake or the one before it, whose answer may have arrived.
+        if unanswered > MAX_WAITING + 2:
             reply += self.close(f"More than {MAX_WAITING} messages wait to be answered.", 429)
         return bytes(requests), bytes(reply)
 
