@@ -69,13 +69,13 @@ class LoadProgressDisplay:
                 self._line.show([])
 
     def _show(self, status: ModelStatus, shown: _Shown, now: float) -> None:
-        shown.samples.append((now, status.done))
+        shown.samples.append((now, status.done if status.total else status.percent))
         while shown.samples[-1][0] - shown.samples[0][0] > RATE_SECONDS:
             shown.samples.popleft()
         parts = [f"{status.percent} %"]
         if status.total:
             parts.append(f"{format_size(status.done)} of {format_size(status.total)}")
-        if left := _time_left(status, shown.samples):
+        if left := _time_left(status.total or 100, shown.samples):
             parts.append(f"{left} left")
         doing = f"{_VERBS[status.state]} {status.name}"
         if self._line is not None:
@@ -98,7 +98,7 @@ class LoadProgressDisplay:
 class _Shown:
     """What is shown of a model: what happens to it, and when that was last shown.
 
-    `samples` are times, and the bytes that were there then.
+    `samples` are times, and the bytes, or the per cent, that were done then.
     """
 
     state: str
@@ -106,12 +106,12 @@ class _Shown:
     samples: deque[tuple[float, int]] = field(default_factory=deque)
 
 
-def _time_left(status: ModelStatus, samples: deque[tuple[float, int]]) -> str:
+def _time_left(total: int, samples: deque[tuple[float, int]]) -> str:
     """Return how long the rest takes at the present rate; empty if that cannot be known yet."""
     (began, before), (now, done) = samples[0], samples[-1]
-    if done <= before or now <= began or not status.total:
+    if done <= before or now <= began:
         return ""
-    return format_seconds((status.total - done) * (now - began) / (done - before))
+    return format_seconds((total - done) * (now - began) / (done - before))
 
 
 def format_seconds(seconds: float) -> str:

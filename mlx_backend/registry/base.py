@@ -22,13 +22,13 @@ type ModelState = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
-    """A servable model's current state. `percent` is how far it is downloaded, or loaded, in bytes `done` of `total`.
+    """A servable model's current state. `percent` is how far it is downloaded, in bytes `done` of `total`, or loaded.
 
-    `total` is 0 where the size is not known. `in_use` counts leases; `running` and `waiting` are requests, as the
-    engine counts them, and `prewarmed_tokens` what it has prefilled before a request asked for it. `aliases` are the
-    other names it is listed under. `drafts` says what its MTP head does, or why it has none here. With `shares`, its
-    weights are those of the model of that name, and so are its state and what it counts. It is unloaded in `unloads_in`
-    seconds, or that long after its use; None: not by itself.
+    `total` is 0 where the size is not known, and for a load, most of which may be trials. `in_use` counts leases;
+    `running` and `waiting` are requests, as the engine counts them, and `prewarmed_tokens` what it has prefilled before
+    a request asked for it. `aliases` are the other names it is listed under. `drafts` says what its MTP head does, or
+    why it has none here. With `shares`, its weights are those of the model of that name, and so are its state and what
+    it counts. It is unloaded in `unloads_in` seconds, or that long after its use; None: not by itself.
     """
 
     name: str

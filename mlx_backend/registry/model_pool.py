@@ -111,8 +111,8 @@ NOT_LOADED = "It was not loaded."
 class LoadAttempt:
     """One attempt to load a model. Its waiters are counted, so that the model is not unloaded before they have it.
 
-    `started_at` is of the download or of the load, None while it is queued; `done` of `total` bytes are downloaded or
-    loaded (0: not known). With `is_reported`, somebody who waits says what went wrong, and it need not be logged.
+    `started_at` is of the download or of the load, None while it is queued; `done` of `total` bytes are downloaded (0:
+    not known, or it is loaded). With `is_reported`, somebody who waits says what went wrong, and it need not be logged.
     """
 
     started_at: float | None = None
@@ -526,7 +526,7 @@ class ModelPool[S: LoadedService]:
         size = 0
         try:
             size = self._make_room(spec)
-            service = self._load_service(spec, partial(self._report_load, entry, attempt, size))
+            service = self._load_service(spec, partial(self._report, entry, attempt, 0, 0))
             if not size:  # it was not known before the download
                 with suppress(InsufficientMemory):
                     size = self._make_room(spec)
@@ -542,10 +542,6 @@ class ModelPool[S: LoadedService]:
         if attempt.stage == "loading":  # the time left is estimated for each by itself
             attempt.stage, attempt.started_at = "downloading", self._clock.now()
         self._report(entry, attempt, done, total, done / total if total else 0.0)
-
-    def _report_load(self, entry: ModelEntry[S], attempt: LoadAttempt, size: int, fraction: float) -> None:
-        if math.isfinite(fraction):
-            self._report(entry, attempt, int(size * min(1.0, max(0.0, fraction))), size, fraction)
 
     def _report(
         self, entry: ModelEntry[S], attempt: LoadAttempt, done: int, total: int, fraction: float

@@ -89,6 +89,14 @@ def test_of_a_download_and_a_load_beside_it_a_terminal_shows_the_first_and_the_l
     assert line.shown[-1].startswith("Loading other")
 
 
+def test_the_time_that_a_load_takes_is_told_from_its_percentage() -> None:
+    clock, line = Clock(), Terminal()
+    display = LoadProgressDisplay(line, clock)
+    for clock.now, percent in ((0, 10), (10, 30), (20, 50)):
+        display(ModelStatus(name="m", state="loading", percent=percent))
+    assert line.shown[-1] == "Loading m [0.50] 50 %, 25 s left"
+
+
 def test_elsewhere_the_log_gets_a_line_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()

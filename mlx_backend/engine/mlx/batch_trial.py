@@ -47,7 +47,7 @@ from mlx_backend.engine.mlx.mtp import DRAFTING, head_of, problem_of
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, run_rows, token_ids
 from mlx_backend.engine.mlx.rewinding import RewindPoint, can_take_back, has_to_replay
 from mlx_backend.engine.mlx.speculative import draft_layers
-from mlx_backend.errors import EngineError
+from mlx_backend.errors import EngineError, EngineStopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -104,6 +104,8 @@ _SPAN = re.compile(
 """In the names of settings that are numbers of tokens, or of parts of a text."""
 _NO_SPAN = re.compile(r"(?:^|_)(?:pattern|group|moe|experts?|layers?|conv|dim|multiple)(?:_|$)")
 """In the names of others."""
+USUAL_RUNS = 15
+"""Texts and comparisons of a network that is right at once, and does the same with short lengths."""
 MAX_ATTEMPTS = 6
 ATTEMPT_STRIDE = 10
 """Distance between the token ids of two attempts."""
@@ -127,9 +129,14 @@ class _Reference:
 
 
 class BatchTrial:
-    """Tries one network. `make_caches` makes empty caches."""
+    """Tries one network. `make_caches` makes empty caches; `on_run` is called after each text and each comparison."""
 
-    def __init__(self, network: Any, make_caches: Callable[[], LayerCaches]) -> None:
+    def __init__(
+        self,
+        network: Any,
+        make_caches: Callable[[], LayerCaches],
+        on_run: Callable[[], None] = lambda: None,
+    ) -> None:
         # The largest of all rows that were compared, each with the text that suits it best.
         self.difference = 0.0
         # Whether in packed runs recurrent layers run for each sequence by itself.
@@ -138,6 +145,7 @@ class BatchTrial:
         self.merges = True
         self._network = network
         self._make_caches = make_caches
+        self._on_run = on_run
         self._max_difference = MAX_DIFFERENCE[coarsest_dtype(network)]
         self._references: list[list[_Reference]] = []  # of each attempt
         # Of each row of the last attempt: sequences at once, and by how much it is off.
@@ -190,6 +198,8 @@ class BatchTrial:
             alone = self._run_alone(attempt)
             try:
                 compare(alone)
+            except EngineStopped:
+                raise
             except Exception as error:
                 off = [each for each in self._compared if not each[1] <= self._max_difference]
                 cause = error.__cause__ if isinstance(error, ForwardError) else error
@@ -246,6 +256,7 @@ class BatchTrial:
         after_first = self._network(token_ids([[first]]), cache=layers)[0, -1]
         after_second = self._network(token_ids([[second]]), cache=layers)[0, -1]
         mx.eval(logits, after_first, after_second)
+        self._on_run()
         return _Reference(text, first, second, before, logits, after_first, after_second)
 
     def _rewind(self, alone: Sequence[_Reference]) -> None:
@@ -315,6 +326,7 @@ class BatchTrial:
     def _compare(self, found: mx.array, expected: Sequence[mx.array], sequences: int) -> None:
         """Note by how much each row of logits ([rows, vocabulary]) is not what is expected."""
         self._compared += [(sequences, each) for each in differences(found, mx.stack(list(expected)))]
+        self._on_run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,16 +356,26 @@ class Abilities:
         return not self.unbatched
 
 
-def try_networks(networks: Networks, ranks: MLXRanks | None) -> Abilities:
+def try_networks(
+    networks: Networks, ranks: MLXRanks | None, on_progress: Callable[[float], None] = lambda _share: None
+) -> Abilities:
     """Try what a model's networks can do; ranks agree on what all of them can.
 
-    Raises EngineError if a draft model is named and drafts are not possible.
+    `on_progress` gets the share that is done, of as many trials as most networks need; EngineStopped ends them. Raises
+    EngineError if a draft model is named and drafts are not possible.
     """
     layers = networks.fresh_layers()
     # In a pipeline of ranks, one that failed in a trial would leave the others waiting.
     is_pipeline = ranks is not None and not hasattr(networks.model.network, "shard")
+    expected, done = USUAL_RUNS * len(networks.by_adapter), 0
+
+    def count_run() -> None:
+        nonlocal done
+        done += 1
+        on_progress(min(1.0, done / expected))
+
     trials = [
-        BatchTrial(network, partial(networks.fresh_layers, adapter))
+        BatchTrial(network, partial(networks.fresh_layers, adapter), count_run)
         for adapter, network in networks.by_adapter.items()
         if not is_pipeline
     ]
@@ -510,6 +532,8 @@ def short_spans(network: Any, run: Callable[[], object]) -> Iterator[bool]:
                 settings[name] = value if name == staying else SHORT_SPAN
             try:
                 run()
+            except EngineStopped:
+                raise
             except Exception as error:
                 log.debug("A network cannot run with short lengths: %r", error)
             else:

@@ -69,6 +69,10 @@ log = logging.getLogger(__name__)
 
 PREFIX_CACHE_SHARE = 0.5
 """Share of the memory that the model leaves, for cached prefixes. One is in memory twice while its next turn runs."""
+READ_SHARE_ON_CPU = 0.1
+"""Of a load that is done when the weights are read; on a GPU nearly all is."""
+TRIALS_ON_CPU = (0.4, 0.95)
+"""Shares of a load that are done when the trials of several sequences begin and end."""
 WARM_UP_TOKENS = 8
 TRIED_TOKENS = 65
 """Tokens that layers for many rows are tried with: enough that mlx-lm sorts the rows of a mixture by expert.
@@ -136,7 +140,7 @@ def load_runtime(
         networks = load_networks(
             source,
             options,
-            on_progress=on_progress,
+            on_progress=lambda share: on_progress(share if is_gpu() else READ_SHARE_ON_CPU * share),
             group=ranks.group if ranks else None,
             check_size=reserve,
             caches=device.memory.host_caches,
@@ -152,9 +156,11 @@ def load_runtime(
         many_rows = None if has_to_measure else many_rows_layers(networks)
         try:
             cost, dequantized_bytes = _first_run(networks)
-            on_progress(0.97)
-            abilities = try_networks(networks, ranks)
-            on_progress(0.98)
+            start, end = (0.97, 0.98) if is_gpu() else TRIALS_ON_CPU
+            on_progress(start)
+            abilities = try_networks(
+                networks, ranks, lambda share: on_progress(start + (end - start) * share)
+            )
         except EngineError:
             raise
         except Exception as error:

@@ -21,7 +21,7 @@ from mlx_backend.device import mlx as device
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.loading import load_model
-from mlx_backend.errors import EngineError
+from mlx_backend.errors import EngineError, EngineStopped
 from mlx_backend.layers.architecture import load_network
 from mlx_backend.models import files as model_files
 
@@ -243,6 +243,21 @@ def test_a_model_that_is_too_large_is_refused_before_its_weights_are_read(folder
     with pytest.raises(EngineError, match=r"'small-oss' needs .* of memory for its weights alone"):
         load_engine(folder, device=Device(size), on_progress=read.append)
     assert read == []
+
+
+def test_on_a_cpu_most_of_a_load_is_trials_which_can_be_stopped(folder: Path) -> None:
+    reports: list[float] = []
+    with load_engine(folder, on_progress=reports.append):
+        assert reports == sorted(reports)
+    during = [share for share in reports if 0.4 < share < 0.95]
+    assert len(during) > 8
+
+    def stop(share: float) -> None:
+        if share > 0.7:
+            raise EngineStopped("stopping")
+
+    with pytest.raises(EngineStopped, match="stopping"):
+        load_engine(folder, on_progress=stop)
 
 
 @pytest.mark.parametrize("kind", ["draft", "adapter"])
