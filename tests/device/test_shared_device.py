@@ -79,9 +79,9 @@ def test_what_a_chunk_takes_is_measured_while_no_other_model_computes(
 ) -> None:
     device, held, measure = Device(LIMIT), [], WarmUp.measure
 
-    def watched(warm_up: WarmUp) -> ChunkCost:
+    def watched(warm_up: WarmUp, *given: ManyRows | None) -> ChunkCost:
         held.append(device.lock._held)
-        return measure(warm_up)
+        return measure(warm_up, *given)
 
     monkeypatch.setattr(WarmUp, "measure", watched)
     with load_engine(model, device=device):
