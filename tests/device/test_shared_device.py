@@ -17,6 +17,7 @@ from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.chunk_cost import ChunkCost
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineBusy
+from mlx_backend.layers.many_rows import ManyRows
 from mlx_backend.models.engine_options import EngineOptions
 
 LIMIT = 64 << 20
