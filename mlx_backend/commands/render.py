@@ -81,14 +81,17 @@ class PromptedModel:
     tokenizer: Tokenizer
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, context_length: int) -> PromptedModel:
-        """Make it of a tokenizer, as the server does for a model without settings of its own."""
+    def of(cls, tokenizer: Tokenizer, context_length: int, effort: str | None = None) -> PromptedModel:
+        """Make it as the server does for a model without settings of its own, whose name ends with that effort."""
         from mlx_backend.chat.capabilities import ChatFormat, ModelFacts
         from mlx_backend.chat.chat_prompt import ChatPrompts
         from mlx_backend.chat.generated_replies import GeneratedReplies
         from mlx_backend.chat.limits import ReplyLimits
+        from mlx_backend.chat.model_settings import ModelSettings
+        from mlx_backend.conversation.effort import parse_effort
 
-        limits = ReplyLimits(context_length=context_length)
+        settings = ModelSettings(name_effort=None if effort is None else parse_effort(effort))
+        limits = ReplyLimits(context_length=context_length, settings=settings)
         facts = ModelFacts(
             template=tokenizer.chat_template,
             response_template=tokenizer.response_template,
@@ -181,7 +184,9 @@ def _of_folder(folder: str) -> PromptedModel:
     with importing_mlx("off"):  # a tokenizer multiplies no matrices
         from mlx_backend.engine.mlx.loading import load_tokenizer
 
-    return PromptedModel.of(*load_tokenizer(LocalModels().folder(folder)))
+    models = LocalModels()
+    _, effort = models.without_effort(folder)
+    return PromptedModel.of(*load_tokenizer(models.folder(folder)), effort)
 
 
 def _request(line: bytes) -> dict[str, Any]:

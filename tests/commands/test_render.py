@@ -80,6 +80,8 @@ def test_a_model_folder_needs_its_tokenizer_and_no_weights(run: Run, tmp_path: P
     assert "<|start|>user<|message|>How far?<|end|><|start|>assistant" in result["prompt"]
     assert result["effort"] == {"asked": "none", "level": "none", "source": "reasoning_effort", "budget": 0}
     assert result["dialect"] == "harmony"
+    _, [result] = run(json.dumps({"messages": [QUESTION]}), "--model", f"{tmp_path}:high")
+    assert (result["effort"]["asked"], result["effort"]["source"]) == ("high", "model name")
 
 
 def test_markers_that_people_write_are_shown_as_they_wrote_them(run: Run, template: Path) -> None:
