@@ -79,6 +79,8 @@ TRIED_TOKENS = 65
 
 No run before has this length, for which a network that is compiled would not call its layers again.
 """
+FEW_TRIED_TOKENS = 5
+"""The same on a CPU for layers without experts: there a larger model takes seconds for more."""
 MEASURED_SHARE = 1 / 8
 """Share of the room that a chunk may take whose memory is measured."""
 SHOWN_KV_BITS = (8, 4)
@@ -252,7 +254,7 @@ def many_rows_layers(
     many_rows = use_many_rows_layers(every, dtype, dequantize=networks.options.dequantize, find=find)
     if many_rows is None:
         return None
-    tokens = mx.zeros((1, TRIED_TOKENS), mx.uint32)
+    tokens = mx.zeros((1, TRIED_TOKENS if is_gpu() or many_rows.has_experts else FEW_TRIED_TOKENS), mx.uint32)
     try:
         with many_rows.always():
             for network in networks.by_adapter.values():
