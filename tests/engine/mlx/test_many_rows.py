@@ -75,9 +75,19 @@ def test_replies_are_the_same_with_layers_for_many_rows(
         assert many_rows.was_used
     assert "Long prompts: " in caplog.text
     assert cost.many_rows_bytes == many_rows.largest_bytes
-    # A matrix of scores, 4 heads and 4 bytes each, and some copies; of so small a network dequantised weights may hide it.
+    # A matrix of scores, 4 heads and 4 bytes each, and some copies. In a small network dequantised weights may hide it.
     assert cost.memory.per_pair <= 4 * 4 * 16
     assert cost.memory.per_pair >= 4 * 4 or many_rows.largest_bytes
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_caches_that_are_not_possible_are_refused_without_a_warning_of_layers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write(tmp_path / "model", "qwen3", bits=4)
+    with pytest.raises(EngineError, match="--kv-bits is not possible with this model"):
+        load_engine(folder, kv_bits=8)
+    assert "Weights are not dequantised" not in caplog.text
 
 
 @pytest.mark.usefixtures("always_faster")
