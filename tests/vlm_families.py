@@ -643,11 +643,11 @@ OWN: dict[str, dict[str, Any]] = {
         "vision": {"patch_size": 16},
         "config": _numbers(image_start_token_id="<im_start>", image_end_token_id="<im_end>"),
     },
-    "deepseek_v41": {"remark": "its weights are published in numbers of 8 bits, which no tiny model has"},
-    "molmo_point": {"remark": "what it points at next is not among its logits; no tiny model has that"},
+    "deepseek_v41": {"remark": "its tiny model does not load; why was not found out"},
+    "molmo_point": {"remark": "its tiny model's logits are not mlx-vlm's; why was not found out"},
     "muse_spark": {"remark": "mlx-lm's network of it runs on Apple's GPUs only"},
     "phi4mm": {"remark": "its tower has one size, too large for a comparison here"},
-    "prism_hadamard_qwen35": {"remark": "its weights are packs of 2 bits, which no tiny model has"},
+    "prism_hadamard_qwen35": {"remark": "no tiny model with its weights of 2 bits was made"},
 }  # fmt: skip
 
 

@@ -264,8 +264,9 @@ def propose(tasks: Sequence[DraftTask]) -> list[list[int] | None]:
             drafts[index] = task.drafter.propose(task.tokens, task.max_drafts)
             continue
         if (text := task.drafter.begin(task)) is None:
-            break  # one chunk at a time: all replies wait for it
-        if text:
+            if isinstance(task.drafter, ModelDrafter):
+                break  # one chunk at a time: all replies wait for it
+        elif text:
             texts[index] = text
         else:
             drafts[index] = []

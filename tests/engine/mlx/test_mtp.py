@@ -130,7 +130,11 @@ def test_a_heads_logits_and_drafts_are_those_of_mlx_vlms_own(tmp_path: Path, arc
     theirs.prefill_from_target_hidden(text, hidden, token, None, greedy=True)
     at = first_position(config["vocab_size"])
     task = DraftTask(HeadDrafter(network), [*as_ints(text[0]), *as_ints(token)], 4, at, caches)
-    [drafts] = propose([task])
+    unknown = replace(
+        task, drafter=HeadDrafter(network), layers=network.make_cache()
+    )  # no vector, as after a failure
+    nothing, drafts = propose([unknown, task])
+    assert nothing is None
     assert drafts == as_ints(theirs.draft_block(token, hidden, None, 5, None, greedy=True)[0])
     pairs, [keys] = caches[-2], theirs.reset(network)
     assert pairs.offset == text.size, "what was drafted is taken back"

@@ -105,7 +105,7 @@ class VLMProcessor:
             raise
 
     def close(self) -> None:
-        """End its thread, and let go of the network, which whoever still has this would hold."""
+        """End its thread, and release the network: this object may outlive its model."""
         self._worker.submit(_clean_up)
         self._worker.shutdown()
         self._rope_index, self._is_seen = None, lambda _digest: True
