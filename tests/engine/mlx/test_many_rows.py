@@ -75,9 +75,9 @@ def test_replies_are_the_same_with_layers_for_many_rows(
         assert many_rows.was_used
     assert "Long prompts: " in caplog.text
     assert cost.many_rows_bytes == many_rows.largest_bytes
-    # A matrix of scores, 4 heads and 4 bytes each, and some copies. In a small network dequantised weights may hide it.
+    # The second chunk had a matrix of scores, of 4 heads and 4 bytes each. When others are freed is a matter of threads.
+    assert cost.working_bytes(64, 128) >= 4 * 4 * 64 * 128
     assert cost.memory.per_pair <= 4 * 4 * 16
-    assert cost.memory.per_pair >= 4 * 4 or many_rows.largest_bytes
 
 
 @pytest.mark.usefixtures("always_faster")
