@@ -75,7 +75,7 @@ def test_replies_are_the_same_with_layers_for_many_rows(
         assert many_rows.was_used
     assert "Long prompts: " in caplog.text
     assert cost.many_rows_bytes == many_rows.largest_bytes
-    # The second chunk had a matrix of scores, of 4 heads and 4 bytes each. When others are freed is a matter of threads.
+    # The second chunk had a matrix of scores, of 4 heads and 4 bytes each. Threads decide when others are freed.
     assert cost.working_bytes(64, 128) >= 4 * 4 * 64 * 128
     assert cost.memory.per_pair <= 4 * 4 * 16
 
