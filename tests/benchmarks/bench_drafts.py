@@ -55,7 +55,7 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }
 
 ALWAYS: Final = (1, 2, 3)  # drafts in every step, whether that pays or not
-MAX_WARM_UP: Final = 60  # seconds for which what a GPU prepares in the background is waited for
+MAX_WARM_UP: Final = 300  # seconds for which what a GPU prepares in the background is waited for
 
 
 def main() -> None:

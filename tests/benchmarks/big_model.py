@@ -120,8 +120,40 @@ DENSE: Final[dict[str, Any]] = AIR | {
     "head_dim": 64,
     "first_k_dense_replace": 1000,
 }
-WITH_HEADS: Final = {"glm-4.7-flash": FLASH, "glm-4.5-air": AIR, "dense": DENSE}
-OUTPUTS: Final = ("o_proj", "down_proj")  # what a layer adds comes from these
+HYBRID: Final[dict[str, Any]] = {
+    "model_type": "qwen3_5_moe",
+    "vocab_size": 248_320,
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "full_attention_interval": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "rope_parameters": {"type": "default", "rope_theta": 10_000_000, "partial_rotary_factor": 0.25},
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 262_144,
+    "mtp_num_hidden_layers": 1,
+    "eos_token_id": [],
+}
+WITH_HEADS: Final = {
+    "glm-4.7-flash": FLASH,
+    "glm-4.5-air": AIR,
+    "qwen3.6-35b-a3b": HYBRID,
+    "dense": DENSE,
+}
+OUTPUTS: Final = ("o_proj", "out_proj", "down_proj")  # what a layer adds comes from these
+QWEN_HEAD: Final = ("fc.weight", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "norm.weight")
+OTHER_HEAD: Final = ("eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.norm.weight")
 LITTLE: Final = 1e-4  # of their weights' usual size
 MARK, PUSH = (
     4.0,
@@ -186,26 +218,29 @@ def write_with_head(
     model.update(tree_map(lambda value: value.astype(dtype), model.parameters()))
     embeddings = mx.random.normal((config["vocab_size"], width))
     embeddings[:, 0] = mx.where(mx.random.uniform(shape=(config["vocab_size"],)) < right, 0.0, MARK)
-    model.model.embed_tokens.weight = embeddings.astype(dtype)
-    model.lm_head.weight[:, 0] = 0
+    text = getattr(model, "language_model", model)
+    text.model.embed_tokens.weight = embeddings.astype(dtype)
+    text.lm_head.weight[:, 0] = 0
     for path, part in model.named_modules():
         if path.endswith(OUTPUTS):
             part.weight = (part.weight * LITTLE).astype(dtype)
-    head: dict[str, mx.array] = {
-        "eh_proj.weight": mx.concatenate([mx.eye(width), mx.zeros((width, width))], axis=1),
-        **dict.fromkeys(("enorm.weight", "hnorm.weight", "shared_head.norm.weight"), mx.ones(width)),
-    }
-    head["eh_proj.weight"][:, 0] = PUSH * mx.random.normal((width,))
+    is_qwen = text is not model
+    projection = mx.concatenate([mx.eye(width), mx.zeros((width, width))], axis=1)
+    projection[:, 0] = PUSH * mx.random.normal((width,))
+    first, *norms = QWEN_HEAD if is_qwen else OTHER_HEAD
+    head: dict[str, mx.array] = {first: projection} | dict.fromkeys(norms, mx.ones(width))
     if not plain:
         config |= {"quantization": quantize(model, FOUR_BITS if name == "dense" else REST)}
+    layers, own = ("language_model.model", "language_model.mtp.") if is_qwen else ("model", "")
+    of_head = own or f"model.layers.{count}."
     shards: dict[str, dict[str, mx.array]] = {}
     for path, value in tree_flatten(model.parameters()):
-        parts = path.split(".")
-        shards.setdefault(parts[2] if parts[1] == "layers" else "rest", {})[path] = value
-    last = f"model.layers.{count - 1}."
-    shards["head"] = {f"model.layers.{count}.{path}": each.astype(dtype) for path, each in head.items()}
+        number = path.removeprefix(f"{layers}.layers.").partition(".")[0]
+        shards.setdefault(number if number.isdecimal() else "rest", {})[path] = value
+    last = f"{layers}.layers.{count - 1}."
+    shards["head"] = {of_head + path: each.astype(dtype) for path, each in head.items()}
     shards["head"] |= {
-        f"model.layers.{count}.{path.removeprefix(last)}": each
+        f"{of_head}{'layers.0.' if is_qwen else ''}{path.removeprefix(last)}": each
         for path, each in shards[str(count - 1)].items()
     }
     for shard, weights in shards.items():
