@@ -177,13 +177,6 @@ class EngineOptions:
         one_of(*GROUP_SIZES),
         help="group size of that quantisation",
     )
-    max_kv_size: int | None = _of_caches(
-        None,
-        whole(16),
-        help="limit the KV cache to this many tokens, the first 4 and the last ones, where the model allows it; "
-        "prompts may not be longer, and replies are then decoded one after the other in each step, not batched",
-        default="all",
-    )
     draft_model: str | None = _of_model(
         None,
         text("PATH_OR_REPO", "a folder or a repository"),

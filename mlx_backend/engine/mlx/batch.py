@@ -33,7 +33,7 @@ from mlx_backend.engine.mlx.sequences import DecodingSequence
 from mlx_backend.engine.mlx.tuning import Tuning
 from mlx_backend.engine.mlx.vision.image_trial import support_of
 from mlx_backend.engine.mlx.vision.prompt_images import PromptImages, check_images
-from mlx_backend.errors import CONTEXT_LENGTH_EXCEEDED, EngineError, EngineRefused
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Sequence
@@ -199,16 +199,7 @@ class MLXBatch:
 
         Raises EngineRefused if they never can, EngineBusy if other models leave no room for them even alone.
         """
-        window, length = self._options.max_kv_size, len(request.prompt)
-        # What a prompt that slides leaves in its caches would depend on how it was cut into chunks.
-        if window is not None and length > window:
-            raise EngineRefused(
-                f"The prompt has {length} tokens, and --max-kv-size keeps {window}: only a reply may go beyond them. "
-                "Shorten the prompt, or start the server with a larger --max-kv-size: now a prompt's maximum context "
-                f"length is {window} tokens.",
-                code=CONTEXT_LENGTH_EXCEEDED,
-                numbers={"prompt_tokens": length, "max_model_len": window},
-            )
+        length = len(request.prompt)
         tokens, images = self._needed_memory(request)
         subject = f"{length} tokens of prompt and {tokens - length} of reply"
         self.runtime.cache_budget.check(tokens, subject, images)

@@ -418,8 +418,7 @@ def _packing_refusal(layers: LayerCaches, options: EngineOptions, *, is_pipeline
     if is_pipeline:
         return "its layers are divided among the processes"
     if others := sorted({kind_of(layer) for layer in layers if not can_take_back(layer)}):
-        reason = " (it has them because of --max-kv-size)" if options.max_kv_size is not None else ""
-        return f"its {', '.join(others)} cannot be packed{reason}"
+        return f"its {', '.join(others)} cannot be packed"
     return ""
 
 

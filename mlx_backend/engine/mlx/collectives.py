@@ -46,7 +46,6 @@ SHARED_OPTIONS = (
     "cache_bytes",
     "kv_bits",
     "kv_group_size",
-    "max_kv_size",
     "draft_from_text",
     "draft_tokens",
 )

@@ -49,33 +49,17 @@ MAX_SLACK = 1.25
 _PLAIN = {int, bool, type(None)}
 
 
-FIRST_TOKENS_KEPT = 4
-"""Tokens kept of the beginning of a text that outgrows --max-kv-size, as in mlx-lm: much attention goes to them."""
-
-
 def fresh_caches(network: Any, options: EngineOptions) -> LayerCaches:
     """Return a network's empty caches. Raises EngineError where it has none of the kind that is asked for.
 
     Quantised are those that hold all tokens; windows and states are short, and stay as they are.
     """
     layers: LayerCaches = make_prompt_cache(network)
-    kinds = {type(part) for layer in layers for part in parts_of(layer)}
-    other = ", ".join(sorted(kind.__name__ for kind in kinds - {KVCache}))
-    if options.kv_bits is not None and options.max_kv_size is not None:
-        raise EngineError(
-            "--kv-bits and --max-kv-size are not possible together: a cache of a limited size cannot be quantised. "
-            "Give one of them."
-        )
-    if options.max_kv_size is not None:
-        if other:
-            raise EngineError(
-                f"--max-kv-size is not possible with this model: its {other} cannot be limited so; limit the "
-                "context with --context-length instead."
-            )
-        return [RotatingKVCache(options.max_kv_size, keep=FIRST_TOKENS_KEPT) for _ in layers]
     if options.kv_bits is None:
         return list(map(GrowingKVCache.of, layers))
+    kinds = {type(part) for layer in layers for part in parts_of(layer)}
     if KVCache not in kinds:
+        other = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise EngineError(f"--kv-bits is not possible with this model: its {other} cannot be quantised.")
     quantization = Quantization(options.kv_group_size, options.kv_bits)
     return [_quantized(layer, quantization) for layer in layers]
@@ -111,7 +95,7 @@ def run_first(network: Any, tokens: mx.array, layers: LayerCaches, options: Engi
     try:
         mx.eval(network(tokens, cache=layers))
     except Exception as error:
-        if options.kv_bits is None and options.max_kv_size is None:
+        if options.kv_bits is None:
             raise
         own = make_prompt_cache(network)
         # Raises if the caches are not the reason.
@@ -121,11 +105,6 @@ def run_first(network: Any, tokens: mx.array, layers: LayerCaches, options: Engi
 
 def _refusal(options: EngineOptions, error: Exception, own: LayerCaches) -> str:
     """Say in words why a network that runs on its `own` caches cannot run on those that were asked for."""
-    if options.kv_bits is None:
-        return (
-            "--max-kv-size is not possible with this model: its layers cannot run on caches of a limited size. Start "
-            "the server without it."
-        )
     text = (
         "--kv-bits is not possible with this model: its layers cannot run on caches of "
         f"{options.kv_bits} bits in groups of {options.kv_group_size}"
@@ -208,14 +187,12 @@ def _extract(layer: Any, row: int) -> Any:
 
 def can_merge(layer: Any) -> bool:
     """Whether caches of this kind can be merged into a batch's."""
-    return hasattr(layer, "merge") and not getattr(layer, "keep", 0) and not is_quantized(layer)
+    return hasattr(layer, "merge") and not is_quantized(layer)
 
 
 def can_rewind(layer: Any) -> bool:
     """Whether the tokens of a step can be taken back from a cache, all but the first."""
-    if isinstance(layer, RotatingKVCache):
-        return not layer.keep
-    return type(layer) in (KVCache, GrowingKVCache)
+    return isinstance(layer, RotatingKVCache) or type(layer) in (KVCache, GrowingKVCache)
 
 
 def rewind(layers: LayerCaches, count: int) -> None:
@@ -243,7 +220,7 @@ def can_cut(layers: LayerCaches) -> bool:
     """Whether all tokens of caches but the first ones can be dropped, however many."""
     return all(
         type(layer) in (KVCache, GrowingKVCache)
-        or (isinstance(layer, RotatingKVCache) and not layer.keep and holds_every_token(layer))
+        or (isinstance(layer, RotatingKVCache) and holds_every_token(layer))
         for layer in layers
     )
 
@@ -276,7 +253,7 @@ def _compact(layer: Any) -> Any:
             return layer.to_file()
         case KVCache() if layer.keys is not None and layer.keys.shape[2] > MAX_SLACK * layer.offset:
             keep_slice(layer, slice(layer.offset))
-        case RotatingKVCache(keep=0) if layer.keys is not None and is_in_order(layer):
+        case RotatingKVCache() if layer.keys is not None and is_in_order(layer):
             length = layer.keys.shape[2]
             keep_slice(layer, slice(max(0, length - layer.max_size), length))
             set_write_index(layer, min(length, layer.max_size))

@@ -195,17 +195,9 @@ def _find_head(network: Any, folder: Path, options: EngineOptions) -> FoundHead:
     if options.draft_model is not None:
         named, _ = find_folder(options.draft_model, allow_download=options.allow_download)
         if is_drafter(model_files.read_json_or_empty(named / "config.json")):
-            if options.max_kv_size is not None:
-                raise EngineError(
-                    f"{options.draft_model} is an MTP head, which cannot draft with --max-kv-size. Give one of them."
-                )
             return FoundHead(head_in(named, network))
     found = own_head(network, folder)
-    others = {
-        "--draft-model": options.draft_model,
-        "--draft-from-text": options.draft_from_text,
-        "--max-kv-size": options.max_kv_size,
-    }
+    others = {"--draft-model": options.draft_model, "--draft-from-text": options.draft_from_text}
     if (other := next((name for name, value in others.items() if value), None)) is None:
         return found
     return FoundHead(

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 PREFILL_CHUNK = 2048
 """Tokens of each prompt that are prefilled in a step, as in mlx-lm."""
-UNSUPPORTED = ("adapters", "draft_model", "draft_from_text", "kv_bits", "max_kv_size", "cache_folder")
+UNSUPPORTED = ("adapters", "draft_model", "draft_from_text", "kv_bits", "cache_folder")
 """The engine options that would change what it does, and that it does not have."""
 
 

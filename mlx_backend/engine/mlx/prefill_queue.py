@@ -383,10 +383,6 @@ class PrefillQueue:
         whole_end = job.sequence.images.whole_end
         if not self._runtime.abilities.can_rewind:
             ends = {end for end in job.boundaries if job.num_prefilled < end < until} | {until}
-            # Caches of a limited size keep the first tokens for good. What follows them is a reply that was preempted,
-            # and is prefilled as it was decoded: a chunk would not see the tokens that are kept.
-            if (window := self._runtime.options.max_kv_size) is not None:
-                ends |= set(range(max(window, job.num_prefilled + 1), until))
             return list(dict.fromkeys(map(whole_end, sorted(ends))))
         is_last = until == job.boundaries[-1] and job.has_reply
         if is_last and job.remaining <= (1 if self.pads_chunks else max(1, max_spare_logits)):

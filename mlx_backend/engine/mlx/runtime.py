@@ -418,7 +418,7 @@ def _open_disk_cache(
         return None
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints, model_fingerprint
 
-    extra = f"kv_bits={options.kv_bits}/{options.kv_group_size} max_kv_size={options.max_kv_size}"
+    extra = f"kv_bits={options.kv_bits}/{options.kv_group_size}"
     if options.adapter is not None:
         extra += f" adapter={model_fingerprint(options.adapters[options.adapter])}"
     if vision is not None:

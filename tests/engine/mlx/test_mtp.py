@@ -346,13 +346,6 @@ def test_what_drafts_otherwise_is_refused_by_its_name(tmp_path: Path, kind: str)
         load_model(folder, EngineOptions(draft_model=str(tmp_path)))
 
 
-def test_a_head_that_is_named_is_refused_with_a_limit_of_the_cache(tmp_path: Path) -> None:
-    folder = write(tmp_path / "model", "qwen3_next")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_mtp"}))
-    with pytest.raises(EngineError, match=r"is an MTP head, which cannot draft with --max-kv-size"):
-        load_model(folder, EngineOptions(draft_model=str(tmp_path), max_kv_size=64))
-
-
 def test_what_a_heads_caches_hold_after_drafts_is_what_the_text_makes(model: Path) -> None:
     asked = [replace(each, max_tokens=count) for count in range(9, 14) for each in requests(2)]
     held: list[tuple[list[int], list[mx.array]]] = []
@@ -567,7 +560,7 @@ def test_no_head_is_loaded_where_no_drafts_are_wanted_or_something_else_drafts(
     assert (head_of(loaded.network), loaded.drafts) == (None, "")
     network, _ = load_network(model)
     assert len(network.make_cache()) == len(network.layers)
-    for options in ({"draft_model": str(bare)}, {"draft_from_text": True}, {"max_kv_size": 64}):
+    for options in ({"draft_model": str(bare)}, {"draft_from_text": True}):
         loaded = load_model(model, EngineOptions(**options))
         assert head_of(loaded.network) is None
         option = next(iter(options)).replace("_", "-")

@@ -2,7 +2,6 @@
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from architectures import write
@@ -16,7 +15,7 @@ from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.threaded import Engine
-from mlx_backend.errors import EngineError, EngineRefused
+from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
 
 # -- adapters ------------------------------------------------------------------------------------------------
@@ -81,41 +80,13 @@ def test_a_refused_group_size_is_followed_by_one_that_fits_and_by_none_where_non
             load_engine(write(tmp_path / name, name), kv_bits=8)
 
 
-def test_two_kinds_of_caches_are_not_possible_together(qwen: Path) -> None:
-    with pytest.raises(EngineError, match="--kv-bits and --max-kv-size are not possible together"):
-        load_engine(qwen, kv_bits=8, max_kv_size=64)
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "caches"),
-    [
-        ("mamba2", {"kv_bits": 8}, "ArraysCache"),
-        ("deepseek_v41", {"kv_bits": 8}, "LayerCache"),
-        ("mamba2", {"max_kv_size": 64}, "ArraysCache"),
-        ("gemma3_text", {"max_kv_size": 64}, "RotatingKVCache"),
-        ("falcon_h1", {"max_kv_size": 64}, "ArraysCache"),
-        ("llama4", {"max_kv_size": 64}, "ChunkedKVCache"),
-        ("deepseek_v41", {"max_kv_size": 64}, "LayerCache"),
-    ],
-)
-def test_every_kind_of_cache_that_cannot_be_quantised_or_limited_is_refused_by_its_name(
-    tmp_path: Path, name: str, option: dict[str, Any], caches: str
+@pytest.mark.parametrize(("name", "caches"), [("mamba2", "ArraysCache"), ("deepseek_v41", "LayerCache")])
+def test_every_kind_of_cache_that_cannot_be_quantised_is_refused_by_its_name(
+    tmp_path: Path, name: str, caches: str
 ) -> None:
-    words = rf"^--(kv-bits|max-kv-size) is not possible with this model: its .*{caches}.* cannot be .*\.$"
+    words = rf"^--kv-bits is not possible with this model: its .*{caches}.* cannot be quantised\.$"
     with pytest.raises(EngineError, match=words):
-        load_engine(write(tmp_path, name), **option)
-
-
-def test_a_sliding_context_is_possible_where_a_model_makes_plain_caches_itself(tmp_path: Path) -> None:
-    """As Llama's, which makes windows only for some configurations."""
-    model = write(tmp_path, "llama")
-    asked = GenerationRequest(prompt=list(range(20, 52)), max_tokens=60, checkpoints=(11, 20))
-    with load_engine(model, max_kv_size=32, cache_bytes=0) as whole:
-        expected = reply_tokens(whole, asked)
-    with load_engine(model, max_kv_size=32, prefill_chunk=7) as engine:
-        assert [reply_tokens(engine, asked) for _ in range(2)] == [expected] * 2
-    with pytest.raises(EngineError, match="its RotatingKVCache cannot be limited"):
-        load_engine(write(tmp_path / "windows", "llama, windows"), max_kv_size=32)
+        load_engine(write(tmp_path, name), kv_bits=8)
 
 
 def test_without_packing_replies_on_quantised_caches_are_decoded_one_by_one_and_the_log_says_why(
@@ -142,47 +113,6 @@ def test_a_model_without_windows_generates_the_same_alone_in_a_batch_and_from_ca
         expected = [reply_tokens(cold, each) for each in requests]
         check_replies(engine, requests, [reply_tokens(engine, each) for each in requests], expected)
         check_replies(engine, requests, together(engine, requests), expected)
-
-
-def test_a_sliding_context_is_honoured_where_the_model_has_none_of_its_own_and_refused_elsewhere(
-    windowed: Path, qwen: Path
-) -> None:
-    with pytest.raises(EngineError, match=r"its RotatingKVCache cannot be limited so; limit the context"):
-        load_engine(windowed, max_kv_size=64)
-    with load_engine(qwen, max_kv_size=32) as engine:
-        requests = [request_for(engine, TEXT * count, count=60) for count in (1, 2)]
-        assert engine.status().unbatched.endswith("(it has them because of --max-kv-size)")
-        assert max(len(each.prompt) for each in requests) <= 32
-        assert together(engine, requests) == [reply_tokens(engine, each) for each in requests]
-        with pytest.raises(EngineRefused, match=r"prompt has 33 tokens, and --max-kv-size keeps 32"):
-            reply_tokens(engine, GenerationRequest(prompt=[9] * 33, max_tokens=1))
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 32])
-def test_with_a_sliding_context_an_answer_does_not_depend_on_how_the_prompt_was_cut(
-    qwen: Path, chunk: int
-) -> None:
-    asked = GenerationRequest(prompt=list(range(20, 52)), max_tokens=60, checkpoints=(11, 20))
-    with load_engine(qwen, max_kv_size=32, cache_bytes=0) as whole:
-        expected = reply_tokens(whole, asked)
-    with load_engine(qwen, max_kv_size=32, prefill_chunk=chunk) as engine:
-        assert [reply_tokens(engine, asked) for _ in range(2)] == [expected] * 2
-
-
-def test_with_a_sliding_context_a_preempted_reply_is_resumed_unchanged(qwen: Path) -> None:
-    asked = GenerationRequest(prompt=list(range(20, 50)), max_tokens=50)
-    with load_engine(qwen, max_kv_size=32) as engine:
-        expected = reply_tokens(engine, asked)
-    batch = MLXBatch(qwen, EngineOptions(max_kv_size=32), device=Device(8 << 30))
-    batch.load(lambda _: None)
-    batch.insert(0, asked)
-    found: list[int] = []
-    while batch.sequences:
-        found += [outcome.token for _, outcome in batch.step() if isinstance(outcome, TokenDelta)]
-        if len(found) in (10, 20) and batch.sequences:
-            batch.preempt(batch.sequences[0])
-    batch.unload()
-    assert found == expected
 
 
 def test_a_draft_model_is_refused_where_a_cache_cannot_be_rewound(tmp_path: Path) -> None:
@@ -234,8 +164,8 @@ def test_prefixes_outlive_the_engine_in_a_folder(
 
 def test_a_folder_is_not_used_by_an_engine_with_other_kinds_of_caches(qwen: Path, tmp_path: Path) -> None:
     asked = GenerationRequest(prompt=list(range(20, 60)), max_tokens=5, checkpoints=(30,))
-    for size, cached in ((64, 0), (None, 0), (64, 30)):
-        with load_engine(qwen, cache_folder=tmp_path, max_kv_size=size) as engine:
+    for bits, cached in ((8, 0), (None, 0), (8, 30)):
+        with load_engine(qwen, cache_folder=tmp_path, kv_bits=bits) as engine:
             assert cached_of(engine, asked)[0] == cached
 
 

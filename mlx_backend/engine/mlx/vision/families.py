@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ONE_AT_A_TIME = "it runs on mlx-vlm's own network, which holds one request's positions"
 """Why replies of such a model are not decoded together."""
-UNSUPPORTED_OPTIONS = ("adapters", "adapter", "draft_model", "draft_from_text", "kv_bits", "max_kv_size")
+UNSUPPORTED_OPTIONS = ("adapters", "adapter", "draft_model", "draft_from_text", "kv_bits")
 """The engine options that would change what such a network does, and that it does not have."""
 
 

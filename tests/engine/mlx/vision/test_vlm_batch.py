@@ -349,9 +349,11 @@ def test_a_second_network_has_no_tokenizer_of_its_own(one: Seeing, monkeypatch: 
 def test_options_that_it_lacks_leave_the_model_without_images(
     one: Seeing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with load_engine(one.model.folder, packing=False, max_kv_size=64) as engine:
+    with load_engine(one.model.folder, packing=False, draft_from_text=True) as engine:
         assert engine.image_processor is None
-        assert "mlx-vlm's network, which can be shown images, does not support --max-kv-size" in caplog.text
+        assert (
+            "mlx-vlm's network, which can be shown images, does not support --draft-from-text" in caplog.text
+        )
 
 
 def test_a_model_whose_pictures_cannot_be_prepared_answers_text(
