@@ -181,7 +181,8 @@ def weight_files(folder: Path) -> list[Path]:
 
     They are those that the index names, if all of these are there: no other file counts then. An index may be that of
     another version of the model, though. Without one, or with such a one, it is `model.safetensors`, else the parts
-    that say how many there are, if there are as many, with whatever has a name of its own.
+    that say how many there are, if there are as many, with whatever has a name of its own. A head in files of its own
+    is not of them, unless there is nothing else.
     """
     # A link into the cache whose target has not been downloaded yet is not a file.
     present = {file.name: file for file in folder.glob(WEIGHTS) if file.is_file()}
@@ -202,7 +203,7 @@ def chosen_weights(present: Collection[str], indexed: Collection[str] | None) ->
         return sorted(set(indexed))
     parts: dict[tuple[str, str], list[str]] = {}
     others: list[str] = []
-    for name in sorted(present):
+    for name in sorted(name for name in present if "mtp" not in name) or sorted(present):  # see head_files
         if part := _PART.fullmatch(name):
             parts.setdefault((part[1], part[3]), []).append(name)
         else:
@@ -211,8 +212,7 @@ def chosen_weights(present: Collection[str], indexed: Collection[str] | None) ->
         return ["model.safetensors"]
     whole = [names for (_, count), names in parts.items() if len(names) == int(count)]
     if whole:
-        own = [name for name in others if "mtp" not in name]  # see head_files
-        return whole[-1] if indexed is not None else sorted([*own, *whole[-1]])
+        return whole[-1] if indexed is not None else sorted([*others, *whole[-1]])
     return [] if parts or indexed is not None else others
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hub_server import hub
 
-from mlx_backend.models.folders import adapter_bytes, folder_bytes, repository_bytes
+from mlx_backend.models.folders import adapter_bytes, folder_bytes, head_files, repository_bytes, weight_files
 
 FILES: dict[str, int | None] = {
     "config.json": 900,
@@ -44,6 +44,27 @@ def test_without_a_network_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
     with hub({"maker/large": FILES}) as server:
         assert repository_bytes("maker/large", server.url) is None
         assert server.paths == []
+
+
+PARTS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+HEAD = ("model-mtp-00001-of-00002.safetensors", "model-mtp-00002-of-00002.safetensors")
+
+
+def files_in(folder: Path, *names: str) -> list[str]:
+    for name in names:
+        (folder / name).write_bytes(b"")
+    return [file.name for file in weight_files(folder)]
+
+
+def test_a_head_in_parts_is_not_taken_for_the_model_next_to_it(tmp_path: Path) -> None:
+    assert files_in(tmp_path, *PARTS, *HEAD) == [*PARTS]
+    assert [file.name for file in head_files(tmp_path)] == [*HEAD]
+    (tmp_path / PARTS[1]).unlink()
+    assert files_in(tmp_path) == [], "a whole head does not stand for a part of the model that is missing"
+
+
+def test_a_head_alone_in_a_folder_is_what_is_loaded(tmp_path: Path) -> None:
+    assert files_in(tmp_path, *HEAD) == [*HEAD]
 
 
 def test_a_folder_and_an_adapter_are_as_large_as_their_weights(tmp_path: Path) -> None:
