@@ -322,12 +322,13 @@ def check_vision() -> Finding:
 
 def check_variables() -> Finding | None:
     """Variables of the environment that were meant for this, and have no effect."""
-    from mlx_backend.commands.options import misspelt_variables
+    from mlx_backend.commands.options import unknown_variables
 
-    if not (misspelt := misspelt_variables()):
+    if not (unknown := unknown_variables()):
         return None
-    cures = [f"Did you mean ${nearest}?" for nearest in misspelt.values()]
-    return warning(", ".join(f"${variable} has no effect" for variable in misspelt), " ".join(cures))
+    cures = [f"Did you mean ${nearest}?" for nearest in unknown.values() if nearest]
+    cure = " ".join(cures) or "No option has that name: docs/settings.md lists them."
+    return warning(", ".join(f"${variable} has no effect" for variable in unknown), cure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

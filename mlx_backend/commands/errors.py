@@ -21,6 +21,9 @@ WRONG_USAGE: Final = 2
 NO_SERVER: Final = 3
 INTERRUPTED: Final = 130
 
+_MIN_LIKENESS: Final = 0.75
+"""Of difflib: what is less alike than --prot and --port is another word."""
+
 EXIT_CODES: Final = {
     0: "done",
     FAILED: "it failed, and said why",
@@ -55,14 +58,23 @@ class CommandError(Exception):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question that names what resembles a misspelt name; empty if nothing does.
+    """Return a question that names what resembles a misspelt name; empty if nothing does."""
+    meant = resembling(name, known)
+    return f"; did you mean {meant}?" if meant else ""
+
+
+def resembling(name: str, known: Iterable[str]) -> str:
+    """Return which name a misspelt one resembles; empty if it resembles none.
 
     The only name that ends with it comes first: --effort is --reasoning-effort rather than --list-efforts.
     """
-    names = sorted(known)
-    longer = [each for each in names if each.endswith(f"-{name.lstrip('-')}")]
-    close = longer if len(longer) == 1 else difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    written = name.lstrip("-")  # dashes would make any two options alike
+    names = {each.lstrip("-"): each for each in sorted(known)}
+    longer = [each for each in names if each.endswith(f"-{written}")]
+    close = (
+        longer if len(longer) == 1 else difflib.get_close_matches(written, names, n=1, cutoff=_MIN_LIKENESS)
+    )
+    return names[close[0]] if close else ""
 
 
 def argument(kind: Kind) -> Callable[[str], Any]:

@@ -4,7 +4,6 @@ An option that is not given is taken from its environment variable, if that is s
 """
 
 import argparse
-import difflib
 import json
 import os
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from mlx_backend.commands.errors import argument
+from mlx_backend.commands.errors import argument, resembling
 from mlx_backend.declaration import (
     VARIABLE_PREFIX,
     Kind,
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
     from mlx_backend.models.files import ModelType
 
 GROUPS = ("model", "several models", "replies", "memory and speed", "network", "limits", "images", "log")
+_OTHER_VARIABLES = {f"{VARIABLE_PREFIX}URL", f"{VARIABLE_PREFIX}LEADER"}
+"""Of no option of `serve`: `running_server` and `engine/distributed/transport` read them."""
 _DEFAULT_ADAPTER = "default"
 """The name of an adapter that is given without one."""
 
@@ -203,24 +204,22 @@ def _from_variable(variable: str, setting: Setting, written: str) -> Any:
     return not value if setting.turns_off else value
 
 
-def misspelt_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return each variable that looks like a misspelt one of an option, and the one it resembles.
+def variables() -> set[str]:
+    """Return the environment variables of all options."""
+    return {variable_of(option) for options in options_by_group().values() for _, _, option, _ in options}
 
-    A variable with our prefix that resembles none may belong to something else, and is left alone.
-    """
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return each variable with our prefix that nothing reads, and the one that it resembles, or ""."""
     environment = os.environ if environment is None else environment
-    known = {
-        variable_of(option).removeprefix(VARIABLE_PREFIX)
-        for options in options_by_group().values()
-        for _, _, option, _ in options
-    }
+    known = variables()
+    names = {each.removeprefix(VARIABLE_PREFIX) for each in known}
     found = {}
-    for variable in environment:
-        name = variable.removeprefix(VARIABLE_PREFIX)
-        if variable.startswith(VARIABLE_PREFIX) and name not in known:
-            for nearest in difflib.get_close_matches(name, known, n=1, cutoff=0.75):
-                found[variable] = VARIABLE_PREFIX + nearest
-    return found
+    for variable in environment.keys() - known - _OTHER_VARIABLES:
+        if variable.startswith(VARIABLE_PREFIX):
+            nearest = resembling(variable.removeprefix(VARIABLE_PREFIX), names)
+            found[variable] = nearest and VARIABLE_PREFIX + nearest
+    return dict(sorted(found.items()))
 
 
 def _source_of(name: str, folders: tuple[Path, ...]) -> tuple[str, str | None]:

@@ -24,11 +24,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.commands.errors import WRONG_USAGE, CommandError, argument, several
+from mlx_backend.commands.errors import WRONG_USAGE, CommandError, argument, did_you_mean, several
 from mlx_backend.commands.json_lines import InputError, answer_input, decode, write, write_text
 from mlx_backend.commands.local_models import LocalModels
 from mlx_backend.conversation.json_values import json_type
@@ -260,9 +259,7 @@ def _unknown(dialect: str) -> str:
     from mlx_backend.conversation.dialects import DIALECTS
 
     names = [name for each in DIALECTS.values() for name in (each.name, *each.aliases)]
-    close = get_close_matches(dialect.lower(), names, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return f"{dialect!r} is not one of {', '.join(DIALECTS)}{hint}"
+    return f"{dialect!r} is not one of {', '.join(DIALECTS)}{did_you_mean(dialect.lower(), names)}"
 
 
 def _dialect(row: Mapping[str, Any], default: Dialect) -> Dialect:

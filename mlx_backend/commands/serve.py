@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.commands.errors import INTERRUPTED, CommandError
 from mlx_backend.commands.load_progress import LoadProgressDisplay
-from mlx_backend.commands.options import ChosenOptions, add_options, misspelt_variables
+from mlx_backend.commands.options import ChosenOptions, add_options, unknown_variables
 from mlx_backend.commands.output import logging_to_stderr, say
 from mlx_backend.commands.running_server import RunningServer
 from mlx_backend.commands.start_lines import reachable_url, start_lines
@@ -87,8 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(chosen: ChosenOptions, progress: LoadProgressDisplay) -> int:
     try:
-        for variable, nearest in misspelt_variables().items():
-            log.warning("The environment variable %s has no effect; did you mean %s?", variable, nearest)
+        for variable, nearest in unknown_variables().items():
+            hint = f"; did you mean {nearest}?" if nearest else ": no option has that name."
+            log.warning("The environment variable %s has no effect%s", variable, hint)
         if (refusal := this_machine().refusal()) is not None:
             return _failed(refusal)
         follow = _follower(chosen)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.commands.errors import CommandError, argument
 from mlx_backend.commands.files import write_file
 from mlx_backend.commands.terminal import add_json_option, print_fields, print_json
-from mlx_backend.declaration import VARIABLE_PREFIX, variable_of, whole
+from mlx_backend.declaration import whole
 from mlx_backend.device.machine import this_machine
 
 if TYPE_CHECKING:
@@ -327,10 +327,9 @@ def _job(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[Service
 
 
 def _unseen_variables() -> list[str]:
-    from mlx_backend.commands.options import options_by_group
+    from mlx_backend.commands.options import variables
 
-    known = {variable_of(option) for group in options_by_group().values() for _, _, option, _ in group}
-    return sorted(name for name in os.environ if name.startswith(VARIABLE_PREFIX) and name in known)
+    return sorted(variables().intersection(os.environ))
 
 
 def _stays_without_login() -> bool:

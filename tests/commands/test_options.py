@@ -15,13 +15,15 @@ from mlx_backend.commands.options import (
     ChosenOptions,
     ServeOptions,
     add_options,
-    misspelt_variables,
     options_by_group,
+    unknown_variables,
     values_of,
 )
+from mlx_backend.commands.running_server import URL_VARIABLE
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.declaration import declared, variable_of
 from mlx_backend.demo import EMBEDDING_MODEL_PATH, MODEL_PATH, VISION_MODEL_PATH
+from mlx_backend.engine.distributed.transport import LEADER_VARIABLE
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.registry.config_file import parse
 from mlx_backend.registry.errors import ConfigurationError
@@ -280,10 +282,14 @@ def test_values_are_those_that_are_set_and_no_others() -> None:
     ],
 )
 def test_a_misspelt_variable_is_found_with_the_one_that_was_meant(variable: str, meant: str) -> None:
-    assert misspelt_variables({variable: "1", "PATH": "/bin"}) == {variable: meant}
+    assert unknown_variables({variable: "1", "PATH": "/bin"}) == {variable: meant}
 
 
-def test_variables_of_options_and_of_others_are_not_taken_for_misspelt_ones() -> None:
+def test_a_variable_that_resembles_no_option_is_found_too() -> None:
+    assert unknown_variables({"MLX_BACKEND_TLS_CERT": "x"}) == {"MLX_BACKEND_TLS_CERT": ""}
+
+
+def test_variables_that_something_reads_and_those_of_others_are_not_taken_for_misspelt_ones() -> None:
     options = [option for group in options_by_group().values() for _, _, option, _ in group]
-    others = ["MLX_BACKEND_LEADER", "MLX_BACKEND_TEST_SERVER", "MLX_BACKEND_", "BACKEND_MAX_TOKEN"]
-    assert misspelt_variables(dict.fromkeys([*map(variable_of, options), *others], "1")) == {}
+    others = [LEADER_VARIABLE, URL_VARIABLE, "BACKEND_MAX_TOKEN"]
+    assert unknown_variables(dict.fromkeys([*map(variable_of, options), *others], "1")) == {}
