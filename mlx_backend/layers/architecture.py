@@ -1,22 +1,18 @@
 """From a model's folder to its network: mlx-lm's classes, given a configuration whose names they know.
 
 mlx-lm ignores every name of a config.json that its architecture does not have. So a configuration is read here, with
-the names of both generations of transformers, and what no part of the network has taken is said in the log. A model may
-come with Python code of its own that defines the network (`model_file`), which runs only if that is allowed.
+the names of both generations of transformers. A model may come with Python code of its own that defines the network
+(`model_file`), which runs only if that is allowed.
 """
 
 from __future__ import annotations
 
-import copy
 import glob
 import hashlib
 import importlib.util
 import inspect
-import json
-import logging
 import re
 import sys
-import warnings
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,44 +21,15 @@ import mlx_lm.utils
 from mlx.utils import tree_flatten
 
 from mlx_backend.errors import EngineError, first_line
-from mlx_backend.models.config_names import (
-    SAME_SETTING,
-    says_nothing,
-    with_both_names,
-    with_old_names,
-)
+from mlx_backend.models.config_names import with_both_names
 from mlx_backend.models.folders import MLX_VERSION, WEIGHTS, weight_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import ModuleType
 
-log = logging.getLogger(__name__)
-
-_OF_TRAINING: Final = re.compile(
-    r"_.*|.*(dropout|_pdrop|_coef|_loss\w*|aux\w*|jitter\w*|initializer_range|init_std|_token_id|_token_index)|use_cache"
-    r"|pretraining_tp|vocab_size|max_position_embeddings|(text|vision|audio)_config|quantization_config|(use_)?mtp\w*"
-    r"|num_(nextn_predict|mtp)\w*|cache_implementation|time_step_\w+|architectures|model_type|bos\w*|eos\w*|pad\w*"
-)
-"""Names of settings that do not change which token a trained network finds next."""
-_TELLING: Final = re.compile(
-    r"hidden_act(ivation)?|activation_function|\w*softcap\w*|logits?_scal(e|ing)|\w+_multiplier|query_pre_attn_scalar"
-    r"|sliding_window|use_qk_norm|qk_layernorm|clip_qkv|alibi|no_rope_layers|use_bidirectional_attention|scale_(emb|depth)"
-    r"|routed_scaling_factor|norm_topk_prob"
-)
-_TELLING_ROTATION: Final = re.compile(
-    r"rope_(theta|scaling|local_\w+)|partial_rotary_factor|rotary_(pct|dim|emb_base)"
-)
-"""Names that change it, in any architecture that has them."""
-_ACTIVATIONS: Final = {
-    **dict.fromkeys(("silu", "swish"), frozenset(["silu", "swiglu"])),
-    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), frozenset(["gelu_approx", "geglu"])),
-}
-"""What mlx-lm calls an activation, by the name in a configuration."""
 _HEAD: Final = re.compile(r"(?:.+\.)?mtp\w*\..+")
 _PROJECTION: Final = ".eh_proj.weight"  # what only a layer that is a head has
-_MAX_VALUE: Final = 40
-"""Characters of a value that is shown in the log."""
 _OLD_LAYER_TYPES: Final = {"linear_attention": "mamba", "full_attention": "attention"}
 """What transformers 5 calls a type of layer, and what it was called before in networks with both."""
 
@@ -73,12 +40,10 @@ def load_network(
     trust_remote_code: bool = False,
     overrides: Mapping[str, Any] | None = None,
     change: Callable[[type[Any]], type[Any]] = lambda network: network,
-    also_read: Collection[str] = (),
 ) -> tuple[Any, dict[str, Any]]:
     """Load a network lazily; return it and its configuration.
 
     `overrides` replace what the configuration says; `change` makes the class that is used of the architecture's own.
-    `also_read` are names in the configuration that the caller sees to.
     """
     mlx_lm.utils.glob = WeightGlob
     written = mlx_lm.utils.load_config(folder)
@@ -99,12 +64,6 @@ def load_network(
             f"The model {folder.name!r} is quantised in a way that is not read here ({method}): {MLX_VERSION}. What "
             f"was found: {first_line(error)}."
         ) from error
-    if ignored := sorted(set(_ignored(written, network, also_read))):
-        log.warning(
-            "mlx-lm does not know %s of the config.json in %s: if replies are worse than elsewhere, this may be why.",
-            ", ".join(ignored),
-            folder,
-        )
     return network, config
 
 
@@ -213,67 +172,14 @@ def network_classes(
 
 
 @cache
-def _transformers_config(model_type: str) -> Any:
-    """Return the class of transformers for an architecture's configuration; None if it has none."""
+def _aliases(model_type: str) -> Mapping[str, str]:
+    """Return the names of an architecture's settings in transformers, by what else they are called."""
     from transformers import CONFIG_MAPPING
 
     try:
-        return CONFIG_MAPPING[model_type]
+        return getattr(CONFIG_MAPPING[model_type], "attribute_map", None) or {}
     except Exception:  # of whatever kind: what it cannot import says nothing here
-        return None
-
-
-def _aliases(model_type: str) -> Mapping[str, str]:
-    return getattr(_transformers_config(model_type), "attribute_map", None) or {}
-
-
-def _completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what transformers makes of the settings of a configuration that are given; none if it cannot."""
-    its_log = logging.getLogger("transformers")
-    level = its_log.level
-    try:
-        its_log.setLevel(logging.ERROR)  # it misses the settings that are not given
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            made = _transformers_config(str(config.get("model_type"))).from_dict(copy.deepcopy(dict(config)))
-            found: Mapping[str, Any] = json.loads(json.dumps(made.to_dict(), default=str))
-    except Exception:  # of whatever kind: it checks what it is given
         return {}
-    finally:
-        its_log.setLevel(level)
-    return with_old_names(found)
-
-
-def _ignored(config: Mapping[str, Any], network: Any, also_read: Collection[str]) -> Iterator[str]:
-    """Yield what a configuration says that no part of its network reads, unless it follows from what is read.
-
-    A name that stands in the source of one of the network's classes counts as read.
-    """
-    classes = {base for module in network.modules() for base in type(module).__mro__ if base is not object}
-    modules = {each.__module__ for each in classes if not each.__module__.startswith("mlx.")}
-    known = {word for name in modules for word in re.findall(r"\w+", _source(sys.modules[name]))} | {
-        *also_read
-    }
-    for given in (config, _text_config(config)):
-        model_type = str(given.get("model_type"))
-        rest = _completed(
-            {name: value for name, value in given.items() if name in known or name == "model_type"}
-        )
-        # In transformers a rotation counts if the architecture has one.
-        telling = [_TELLING, _TELLING_ROTATION] if not rest or "rope_theta" in rest else [_TELLING]
-        same = [*SAME_SETTING, *({old, new} for old, new in _aliases(model_type).items())]
-        for name, value in with_old_names(given).items():
-            others = {each for names in same if name in names for each in names} or {name}
-            if (
-                (name in rest or any(each.fullmatch(name) for each in telling))
-                and not _OF_TRAINING.fullmatch(name)
-                and known.isdisjoint(others)
-                and value != rest.get(name)
-                and not says_nothing(name, value, given)
-                and not (isinstance(value, str) and known & _ACTIVATIONS.get(value, {value}))
-            ):
-                shown = repr(value)
-                yield f"{name} ({shown if len(shown) <= _MAX_VALUE else shown[:_MAX_VALUE] + '…'})"
 
 
 @cache

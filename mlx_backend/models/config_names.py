@@ -27,15 +27,6 @@ _LAYER_THETAS: Final = {
 _PERIODS: Final = ("sliding_window_pattern", "full_attention_interval")
 """Names for the number of layers of which the last attends to everything."""
 
-SAME_SETTING: Final = (
-    {*_THETAS, "rope_parameters"},
-    {"rope_scaling", "rope_parameters"},
-    {*_PARTIALS, "rotary_dim", "rope_parameters"},
-    *({*names, "rope_parameters"} for names in _LAYER_THETAS.values()),
-    {"layer_types", *_PERIODS},
-)
-"""Names of which a reader needs one."""
-
 
 def with_both_names(config: Mapping[str, Any], aliases: Aliases = lambda _model_type: {}) -> dict[str, Any]:
     """Return a configuration with its settings under the old names too, and under the new ones."""
@@ -137,28 +128,3 @@ def _first(tables: Mapping[str, dict[str, Any]], names: Iterable[str]) -> dict[s
 def _set(config: dict[str, Any], names: Iterable[str], value: Any) -> None:
     if value is not None:
         config.update(dict.fromkeys(names, value))
-
-
-def with_old_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the old names in place of `rope_parameters`: one for each thing it says."""
-    if not isinstance(config.get("rope_parameters"), dict):
-        return dict(config)
-    complete = with_both_names(config)
-    names = {"rope_theta", "rope_scaling", "partial_rotary_factor"} & complete.keys()
-    for own, *_ in _LAYER_THETAS.values():
-        if complete.get(own) not in (None, complete.get("rope_theta")):
-            names.add(own)
-    found = {**config, **{name: complete[name] for name in names}}
-    del found["rope_parameters"]
-    return found
-
-
-def says_nothing(name: str, value: Any, config: Mapping[str, Any]) -> bool:
-    """Whether a setting leaves a network as it is without it."""
-    if name in ("layer_types", *_PERIODS):
-        return set(_layer_types(config)) <= {"full_attention"}
-    if name in ("sliding_window", "max_window_layers") and config.get("use_sliding_window") is False:
-        return True
-    if name == "rope_scaling" and isinstance(value, dict):
-        return _with_type(value).get("type") in (None, "default")
-    return value in (None, False, 0, "", [], {}) or (name in _PARTIALS and value == 1)

@@ -211,13 +211,6 @@ def add_dense(folder: Path, name: str, out: int, activation: str) -> tuple[Any, 
     return np.array(matrix, dtype=np.float64), np.array(bias, dtype=np.float64)
 
 
-def test_that_attention_goes_both_ways_is_not_said_to_be_ignored(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert LoadedNetwork(write_gemma(tmp_path / "gemma")).info.model_id == "gemma"
-    assert "does not know" not in caplog.text
-
-
 def test_weights_saved_without_their_prefix_are_loaded(tmp_path: Path) -> None:
     """Qwen3-Embedding was published like this."""
     bare = LoadedNetwork(write_qwen_embedding(tmp_path / "bare", bare=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -96,31 +95,6 @@ def with_config(folder: Path, change: dict[str, Any]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("gpt_oss", {"initial_context_length": 4096, "experts_per_token": 4, "swiglu_limit": 7.0}),
-        (
-            "deepseek_v3",
-            {"ep_size": 1, "seq_aux": True, "aux_loss_alpha": 0.001, "num_nextn_predict_layers": 1},
-        ),
-        (
-            "cohere2",
-            {"layer_switch": 4, "order_of_interleaved_layers": "local_attn_first", "rotary_pct": 1.0},
-        ),
-        ("gemma2", {"hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid"}),
-        ("qwen2", {"use_sliding_window": False, "sliding_window": 131_072, "max_window_layers": 28}),
-        ("hunyuan_v1_dense", {"norm_type": "rms", "pool_type": "last", "use_rotary_pos_emb": True}),
-        ("bailing_moe", {"router_dtype": "fp32", "max_window_layers": 28, "output_dropout": 0.1}),
-    ],
-)
-def test_of_what_makers_write_beyond_that_nothing_is_said(
-    name: str, change: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    load_network(with_config(write(tmp_path / "model", name), change))
-    assert [record for record in caplog.records if record.name.startswith("mlx_backend")] == []
-
-
 def test_layers_of_each_type_get_their_own_rotation(tmp_path: Path) -> None:
     folder = write(
         tmp_path / "gemma3", "gemma3_text", sizes={"rope_theta": 54_321.0, "rope_local_base_freq": 1_234.0}
@@ -137,43 +111,3 @@ def test_layers_of_each_type_get_their_own_rotation(tmp_path: Path) -> None:
     rope["full_attention"] |= scaled
     with_config(folder, {"rope_parameters": rope})
     assert not mx.array_equal(load_network(folder)[0](tokens), before)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({}, None),
-        ({"hidden_act": "silu", "attention_dropout": 0.1, "torch_dtype": "bfloat16"}, None),
-        ({"hidden_act": "gelu"}, "hidden_act ('gelu')"),
-        (
-            {"logit_scale": 0.0625, "attn_logit_softcapping": 30.0},
-            "attn_logit_softcapping (30.0), logit_scale (0.0625)",
-        ),
-        ({"logit_scale": None, "use_qk_norm": False, "no_rope_layers": []}, None),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor (0.5)"),
-        ({"rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0}}, None),
-        (
-            {"rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}},
-            "partial_rotary_factor (0.5)",
-        ),
-        (
-            {
-                "layer_types": ["sliding_attention", "full_attention"] * 2,
-                "rope_parameters": {
-                    "full_attention": {"rope_theta": 10_000.0},
-                    "sliding_attention": {"rope_theta": 500.0},
-                },
-            },
-            "rope_local_base_freq (500.0)",
-        ),
-    ],
-)
-def test_what_an_architecture_does_not_read_is_said_once(
-    change: dict[str, Any], said: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = with_config(write(tmp_path / "llama", "llama"), change)
-    with caplog.at_level(logging.WARNING, "mlx_backend"):
-        load_network(folder)
-    found = [record.getMessage() for record in caplog.records if record.name.startswith("mlx_backend")]
-    assert len(found) == (said is not None)
-    assert said is None or f"mlx-lm does not know {said} of the config.json in {folder}" in found[0]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mlx_backend.models.config_names import with_both_names, with_old_names
+from mlx_backend.models.config_names import with_both_names
 from mlx_backend.models.files import context_length, read_json
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 def test_values_that_make_no_sense_are_left_as_they_are(rope: dict[str, Any]) -> None:
     config = {"rope_parameters": rope, "head_dim": 64, "max_position_embeddings": 4096}
     assert with_both_names(config)["head_dim"] == 64
-    assert "rope_parameters" not in with_old_names(config)
     assert context_length(config) == 4096
 
 

@@ -28,7 +28,6 @@ def load_causal(folder: Path, *, rerank: bool) -> tuple[Any, dict[str, Any]]:
         folder,
         overrides=overrides,
         change=lambda base: _with_prefixed_weights(base, rerank=rerank),
-        also_read=("use_bidirectional_attention", "is_causal"),
     )
 
 
