@@ -3,14 +3,15 @@
 import logging
 import os
 import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints, StoredCheckpoint
+from mlx_backend.engine.mlx.disk_cache import Checkpoint, DiskCheckpoints, StoredCheckpoint
 
 SOON = 60  # seconds; nothing takes that long
 PROMPT = [(at * 7) % 300 + 9 for at in range(90)]
@@ -49,10 +50,18 @@ class Gated(DiskCheckpoints):
         self.gate = threading.Event()
         self.begun = threading.Event()
 
-    def _check_abandoned(self) -> None:
-        self.begun.set()
-        assert self.gate.wait(SOON)
-        super()._check_abandoned()
+    def _save(self, key: bytes, checkpoint: Checkpoint) -> None:
+        super()._save(key, Waiting(checkpoint.header, checkpoint.arrays, self))
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(Checkpoint):
+    store: Gated
+
+    def write_to(self, file: BinaryIO) -> None:
+        self.store.begun.set()
+        assert self.store.gate.wait(SOON)
+        Checkpoint.write_to(self, file)
 
 
 def small(tokens: list[int], value: float = 1.0, width: int = 64) -> list[Any]:

@@ -1,13 +1,13 @@
 """The disk cache: prompt checkpoints in a folder, kept across restarts, within a number of bytes.
 
 A checkpoint is a token prefix with its KV caches, in safetensors. The arrays are laid out as by mlx-lm's
-`save_prompt_cache`, so that its `load_prompt_cache` reads them. The metadata holds the model's fingerprint, the tokens,
-and a checksum of everything else, data and header.
+`save_prompt_cache`, so that its `load_prompt_cache` reads them. The metadata holds the model's fingerprint and the
+tokens.
 
-A file appears whole, by being renamed, and is never changed after that; its modification time is the time of its last
-use. So several servers may share a folder without a lock. A file that has vanished is simply not there, and whichever
-server writes next removes the least recently used files. A folder may hold other people's files: only names of our own
-two patterns are ever counted or removed.
+A file appears whole, by being renamed when it is on the disk, and is never changed after that; its modification time is
+the time of its last use. So several servers may share a folder without a lock. A file that has vanished is simply not
+there, and whichever server writes next removes the least recently used files. A folder may hold other people's files:
+only names of our own two patterns are ever counted or removed.
 
 Threads: the engine's thread calls everything here. It hands what is to be written, as plain memory, to a writer thread,
 which never touches MLX: a thread that has run MLX aborts the process if it is alive when the interpreter exits, while
@@ -30,7 +30,6 @@ import secrets
 import shutil
 import threading
 import time
-import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -44,7 +43,7 @@ from mlx_backend.engine.mlx.kv_cache import TOKEN_BYTES, as_bytes
 from mlx_backend.errors import EngineRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -53,11 +52,9 @@ log = logging.getLogger(__name__)
 FORMAT = "1"
 MAX_HEADER_BYTES = 100 << 20
 """The limit of safetensors itself."""
-CHUNK_BYTES = 8 << 20
 # What reading a file that we did not write can raise.
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
-_NO_CHECKSUM = b"0" * 8
 _DTYPES = {
     mx.bool_: "BOOL",
     mx.uint8: "U8",
@@ -101,7 +98,7 @@ def model_fingerprint(folder: Path, extra: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A file's contents before it is written: the header, still without a checksum, and the arrays."""
+    """A file's contents before it is written: the header and the arrays."""
 
     header: bytes
     arrays: list[np.ndarray[Any, Any]]  # views of evaluated MLX arrays, not copies
@@ -111,19 +108,11 @@ class Checkpoint:
         """The size of the file in bytes."""
         return 8 + len(self.header) + sum(each.nbytes for each in self.arrays)
 
-    def write_to(self, file: BinaryIO, before_chunk: Callable[[], object]) -> None:
-        """Write the file; `before_chunk` is called before each chunk, and may raise to abandon it."""
+    def write_to(self, file: BinaryIO) -> None:
+        """Write the file."""
         file.write(len(self.header).to_bytes(8, "little") + self.header)
-        checksum = zlib.crc32(self.header)
         for each in self.arrays:
-            plain = np.ascontiguousarray(each).reshape(-1).view(np.uint8)
-            for at in range(0, plain.size, CHUNK_BYTES):
-                before_chunk()
-                chunk = plain[at : at + CHUNK_BYTES].data
-                file.write(chunk)
-                checksum = zlib.crc32(chunk, checksum)
-        file.seek(8 + self.header.index(_NO_CHECKSUM))
-        file.write(b"%08x" % checksum)
+            file.write(np.ascontiguousarray(each).data)
 
 
 def serialise(tokens: bytes, layers: list[Any], fingerprint: str) -> Checkpoint:
@@ -145,7 +134,6 @@ def serialise(tokens: bytes, layers: list[Any], fingerprint: str) -> Checkpoint:
     if {int(name.partition(".")[0]) for name in arrays} != set(range(len(layers))):
         raise ValueError("a layer without a state cannot be stored")
     about = {
-        "checksum": _NO_CHECKSUM.decode(),  # the first eight zeros of the header
         "format": FORMAT,
         "fingerprint": fingerprint,
         "tokens": base64.b64encode(tokens).decode(),
@@ -170,20 +158,29 @@ def serialise(tokens: bytes, layers: list[Any], fingerprint: str) -> Checkpoint:
 def read_tokens(path: Path, fingerprint: str) -> bytes:
     """Read only the header and return the file's tokens. Raises one of UNREADABLE unless it is this model's."""
     with path.open("rb") as file:
-        return _read_header(file, fingerprint)[1]
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+            raise ValueError("it is truncated or not a safetensors file")
+        entries = json.loads(file.read(length))
+    about = entries.pop("__metadata__")
+    end = 8 + length + max(entry["data_offsets"][1] for entry in entries.values())
+    if end != size:
+        raise ValueError(f"it has {size:,} bytes, not {end:,}")
+    if about["0.format"] != FORMAT:
+        raise ValueError(f"its format is {about['0.format']!r}, not {FORMAT!r}")
+    if about["0.fingerprint"] != fingerprint:
+        raise ValueError("it is of another model")
+    tokens = base64.b64decode(about["0.tokens"], validate=True)
+    if not tokens or len(tokens) % TOKEN_BYTES:
+        raise ValueError("its tokens are not readable")
+    return tokens
 
 
 def read_layers(path: Path, tokens: bytes, fingerprint: str) -> list[Any]:
-    """Read the layers and evaluate them. Raises one of UNREADABLE unless the file is intact and holds the tokens."""
-    with path.open("rb") as file:
-        header, held, expected = _read_header(file, fingerprint)
-        if held != tokens:
-            raise ValueError("it holds other tokens")
-        checksum = zlib.crc32(header.replace(expected, _NO_CHECKSUM, 1))
-        while chunk := file.read(CHUNK_BYTES):
-            checksum = zlib.crc32(chunk, checksum)
-        if b"%08x" % checksum != expected:
-            raise ValueError("its checksum is wrong")
+    """Read the layers and evaluate them. Raises one of UNREADABLE unless the file is whole and holds the tokens."""
+    if read_tokens(path, fingerprint) != tokens:
+        raise ValueError("it holds other tokens")
     try:
         layers: list[Any] = mlx_lm_caches.load_prompt_cache(str(path))
         mx.eval([layer.state for layer in layers])
@@ -204,28 +201,6 @@ def _class_name(layer: Any) -> str:
         if getattr(mlx_lm_caches, name, None) is each:
             return name
     raise ValueError(f"{type(layer).__name__} is not one of mlx-lm's cache layers")
-
-
-def _read_header(file: BinaryIO, fingerprint: str) -> tuple[bytes, bytes, bytes]:
-    """Return the header's bytes, the tokens, and the checksum."""
-    size = os.fstat(file.fileno()).st_size
-    length = int.from_bytes(file.read(8), "little")
-    if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
-        raise ValueError("it is truncated or not a safetensors file")
-    header = file.read(length)
-    entries = json.loads(header)
-    about = entries.pop("__metadata__")
-    end = 8 + length + max(entry["data_offsets"][1] for entry in entries.values())
-    if end != size:
-        raise ValueError(f"it has {size:,} bytes, not {end:,}")
-    if about["0.format"] != FORMAT:
-        raise ValueError(f"its format is {about['0.format']!r}, not {FORMAT!r}")
-    if about["0.fingerprint"] != fingerprint:
-        raise ValueError("it is of another model")
-    tokens = base64.b64decode(about["0.tokens"], validate=True)
-    if not tokens or len(tokens) % TOKEN_BYTES:
-        raise ValueError("its tokens are not readable")
-    return header, tokens, about["0.checksum"].encode()
 
 
 __all__ = ["DiskCheckpoints", "StoredCheckpoint", "model_fingerprint"]
@@ -255,10 +230,6 @@ class StoredCheckpoint:
         return len(self.tokens) // TOKEN_BYTES
 
 
-class _AbandonedError(Exception):
-    """The cache was closed and has no time left to finish writing."""
-
-
 class DiskCheckpoints:
     """One model's checkpoints, in a folder that may hold those of other models too."""
 
@@ -269,7 +240,6 @@ class DiskCheckpoints:
         self._model = hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
         self._thread: threading.Thread | None = None
         self._has_warned = False
-        self._abandoned = False
         self._lock = threading.Condition()  # guards everything below
         self._stored: dict[bytes, StoredCheckpoint] = {}
         self._queued: dict[bytes, Checkpoint] = {}  # oldest first
@@ -291,7 +261,7 @@ class DiskCheckpoints:
                 f"{self.folder} cannot hold prompt checkpoints: {_reason(error)}. "
                 "Name a folder that can be written to, or none."
             ) from error
-        self._closing = self._abandoned = False
+        self._closing = False
         self._thread = threading.Thread(target=self._write_queued, name="checkpoint-writer", daemon=True)
         self._thread.start()
 
@@ -354,16 +324,16 @@ class DiskCheckpoints:
             self._lock.wait_for(self._is_idle)
 
     def close(self) -> None:
-        """Finish writing if there is time, leave no partial file, and stop the writer."""
+        """Stop the writer, once it has finished writing if there is time."""
         if self._thread is None:
             return
         with self._lock:
             self._closing = True
             self._lock.notify_all()
-            if not self._lock.wait_for(self._is_idle, timeout=MAX_CLOSE_SECONDS):
-                self._queued.clear()
-                self._abandoned = True
-        self._thread.join(MAX_CLOSE_SECONDS)
+            has_finished = self._lock.wait_for(self._is_idle, timeout=MAX_CLOSE_SECONDS)
+            self._queued.clear()
+        if has_finished:
+            self._thread.join()
         self._thread = None
 
     def _is_idle(self) -> bool:
@@ -395,8 +365,6 @@ class DiskCheckpoints:
                 self._save(key, checkpoint)
                 self._rescan()
                 self._has_warned = False
-            except _AbandonedError:
-                pass
             except Exception as error:  # whatever it was, the next one may succeed
                 self._warn_once(error)
             del checkpoint  # and its arrays
@@ -412,17 +380,13 @@ class DiskCheckpoints:
         handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(handle, "wb") as file:
-                checkpoint.write_to(file, self._check_abandoned)
+                checkpoint.write_to(file)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
         except BaseException:
             _remove(partial)
             raise
-
-    def _check_abandoned(self) -> None:
-        if self._abandoned:
-            raise _AbandonedError
 
     def _rescan(self) -> None:
         """List what the folder holds now, and remove leftovers and whatever is over the limit."""

@@ -3,14 +3,12 @@
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 from disk_stores import PROMPT, SOON, Gated, Stores, files, put, small, stored_in, used, warnings
 
 from mlx_backend.engine.mlx import disk_cache
-from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
 from mlx_backend.engine.mlx.kv_cache import as_bytes
 from mlx_backend.errors import EngineRefused
 
@@ -221,7 +219,7 @@ import logging, os, resource, sys, threading
 from pathlib import Path
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
-from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
+from mlx_backend.engine.mlx.disk_cache import Checkpoint, DiskCheckpoints
 
 def large(megabytes, length=1024):
     layer = KVCache()
@@ -274,7 +272,7 @@ def test_a_crashed_servers_partial_file_is_removed_once_it_is_old(tmp_path: Path
     done = program(
         tmp_path / "kept",
         """
-store._check_abandoned = lambda: os._exit(9)
+Checkpoint.write_to = lambda *_: os._exit(9)
 store.write([1] * 1024, large(1))
 store.flush()
 """,
@@ -292,7 +290,7 @@ ENDINGS = {
     "busy": "for first in range(4): store.write([first] * 1024, large(64))",
     "in the middle of a file": """
 begun = threading.Event()
-store._check_abandoned = lambda: (begun.set(), threading.Event().wait())
+Checkpoint.write_to = lambda *_: (begun.set(), threading.Event().wait())
 store.write([1] * 1024, large(1))
 begun.wait()
 """,
@@ -312,28 +310,19 @@ def test_a_program_exits_cleanly_whatever_the_writer_does(tmp_path: Path, ending
     assert done.stderr == ""
 
 
-class Slow(DiskCheckpoints):
-    """Its writer makes no progress until it is abandoned."""
-
-    def _check_abandoned(self) -> None:
-        while not self._abandoned:
-            pass
-        super()._check_abandoned()
-
-
-def test_closing_gives_up_after_a_while_and_leaves_no_partial_file(
+def test_closing_gives_up_after_a_while_and_what_waits_is_not_written(
     store: Stores, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    here = store.of(Slow)
+    here = store.of(Gated)
     here.write([1], small([1]))
+    assert here.begun.wait(SOON)
     here.write([2], small([2]))
     monkeypatch.setattr(disk_cache, "MAX_CLOSE_SECONDS", 0.01)
-    closing = threading.Thread(target=here.close)
-    closing.start()
-    closing.join(SOON)
-    assert not closing.is_alive()
+    here.close()
+    here.gate.set()
     here.flush()
-    assert files(here) == []
+    assert [stored.tokens for stored in here._stored.values()] == [as_bytes([1])]
+    assert len(files(here)) == 1
     assert not warnings(caplog)
 
 

@@ -202,11 +202,8 @@ UNREADABLE_FILES: dict[str, Callable[[bytes], bytes]] = {
     "too long": lambda content: content + b"\0",
 }
 DAMAGED: dict[str, Callable[[bytes], bytes]] = {
-    "an array": lambda content: flipped(content, len(content) - 5),
-    "a shape": lambda content: content.replace(b'"shape":[1,2,', b'"shape":[2,1,', 1),
-    "a type": lambda content: content.replace(b'"F32"', b'"I32"', 1),
     "a class": lambda content: content.replace(b'"KVCache"', b'"OSError"', 1),
-    "the checksum": lambda content: content.replace(b'checksum":"', b'checksum":"0', 1)[: len(content)],
+    "the tokens": lambda content: content.replace(b'"0.tokens":"', b'"0.tokens":"A', 1)[: len(content)],
 }
 
 
@@ -243,16 +240,6 @@ def test_a_file_that_is_damaged_when_it_is_needed_is_as_if_it_had_never_existed(
     assert "damaged" in warnings(caplog)[0]
     put(here, PROMPT)
     assert here.read(stored_in(here, PROMPT)) is not None, "it can be written again"
-
-
-def test_a_single_wrong_bit_is_noticed(store: Stores) -> None:
-    here = store()
-    path = put(here, [1, 2, 3], small([1, 2, 3], width=2))
-    content = path.read_bytes()
-    stored = stored_in(here, [1, 2, 3])
-    for at in range(len(content)):
-        path.write_bytes(flipped(content, at))
-        assert here.read(stored) is None, f"byte {at}"
 
 
 def test_layers_that_do_not_hold_the_tokens_are_rejected(
