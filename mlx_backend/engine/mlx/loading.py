@@ -15,6 +15,7 @@ import mlx_lm
 
 from mlx_backend.device.mlx import keep_compiled_kernels, load_weights, set_precision, weight_bytes
 from mlx_backend.engine.mlx.kv_cache import fresh_caches
+from mlx_backend.engine.mlx.mlx_lm_patches.sliding_windows import patch_for_windows
 from mlx_backend.engine.mlx.mtp import FoundHead, attach, head_in, head_of, own_head
 from mlx_backend.engine.mlx.sharding import shard
 from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
@@ -154,6 +155,7 @@ def load_model(
         raise EngineError(f"{name!r} has no tokenizer: there is no tokenizer.json in {folder}.")
     with explain_load_errors(name):
         network, config = read(folder, trust_remote_code=options.trust_remote_code)
+        patch_for_windows(network)
         wrapper = _load_wrapper(folder, config, options)
     tokenizer = _tokenizer(name, config, wrapper, caches)
     if options.chat_template is not None:
@@ -253,6 +255,7 @@ def load_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str, che
     check_adapter(folder)
     try:
         network, _ = read_network(model.folder, trust_remote_code=options.trust_remote_code)
+        patch_for_windows(network)
         if (head := head_of(model.network)) is not None:
             attach(network, head)
         network.update(model.network.parameters())
@@ -278,6 +281,7 @@ def load_draft(
     read_model(folder, name)
     with explain_load_errors(name):
         network, config = read_network(folder, trust_remote_code=options.trust_remote_code)
+        patch_for_windows(network)
         wrapper = _load_wrapper(folder, config, replace(options, chat_template=None))
         set_precision(network, name)
     check_size(name, weight_bytes(network))

@@ -116,9 +116,9 @@ def test_a_model_without_windows_generates_the_same_alone_in_a_batch_and_from_ca
 
 
 def test_a_draft_model_is_refused_where_a_cache_cannot_be_rewound(tmp_path: Path) -> None:
-    model = write(tmp_path / "llama4", "llama4")
+    model = write(tmp_path / "v41", "deepseek_v41")
     with pytest.raises(
-        EngineError, match="Drafts are not possible with this model: its ChunkedKVCache cannot be"
+        EngineError, match="Drafts are not possible with this model: its LayerCache cannot be"
     ):
         load_engine(model, draft_model=str(model))
 

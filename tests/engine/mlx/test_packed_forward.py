@@ -16,6 +16,7 @@ from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch_trial import BatchTrial
 from mlx_backend.engine.mlx.kv_cache import merged
 from mlx_backend.engine.mlx.mlx_lm_patches.packing import patch_for_packing
+from mlx_backend.engine.mlx.mlx_lm_patches.sliding_windows import patch_for_windows
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
 
 BY_SEGMENT = {
@@ -29,6 +30,8 @@ BY_SEGMENT = {
     "deepseek_v2": {"DeepseekV2Attention"},
     "jamba": {"JambaMambaMixer"},
     "baichuan_m1": {"Attention"},
+    "gpt2": set[str](),
+    "gpt_bigcode": set[str](),
     "rwkv7": {"Rwkv7TimeMixing", "Rwkv7ChannelMixing"},
 }
 """The modules that run for each sequence by itself: others do with states what is known."""
@@ -107,3 +110,37 @@ def test_modules_that_have_been_replaced_are_not_replaced_again(tmp_path: Path) 
     before = [type(module) for module in network.modules()]
     patch_for_packing(network)
     assert [type(module) for module in network.modules()] == before
+
+
+@pytest.mark.parametrize(("name", "by_segment"), [("llama4", set[str]()), ("afm7", {"KVReuseAttention"})])
+def test_networks_that_cannot_be_merged_are_packed_on_caches_of_their_own(
+    tmp_path: Path, name: str, by_segment: set[str]
+) -> None:
+    network, mlx_lms = (load_model(write(tmp_path, name))[0] for _ in range(2))
+    patch_for_windows(network)
+    trial = BatchTrial(network, partial(make_prompt_cache, network))
+    trial.merges = False
+    trial.try_packing()
+    assert {kind.__name__ for kind in patch_for_packing(network).by_segment} == by_segment
+    texts = [text(at, 150) for at in range(3)]
+    expected = [mlx_lms(mx.array([each]), cache=make_prompt_cache(mlx_lms))[0] for each in texts]
+    layers: list[Any] = [make_prompt_cache(network) for _ in texts]
+    starts = [0, 0, 0]
+    # Prompts' parts of several lengths and single tokens, before, at and after the ends of chunks of 32.
+    for lengths in [
+        (5, 31, 32),
+        (1, 1, 1),
+        (1, 1, 31),
+        (60, 1, 1),
+        (1, 33, 1),
+        *[(1, 1, 1)] * 40,
+        (7, 30, 1),
+    ]:
+        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+        parts = [
+            Segment(mx.array([each[start:end]]), own)
+            for each, start, end, own in zip(texts, starts, ends, layers, strict=True)
+        ]
+        own = [each[start:end] for each, start, end in zip(expected, starts, ends, strict=True)]
+        assert same(run_packed(network, parts), mx.concatenate(own))
+        starts = ends

@@ -152,8 +152,8 @@ def test_a_draft_model_never_sees_ids_beyond_its_table(windowed: Path) -> None:
 
 
 def test_a_draft_model_whose_caches_cannot_be_rewound_is_refused_at_start(tmp_path: Path) -> None:
-    model, draft = write_qwen(tmp_path / "qwen"), write(tmp_path / "llama4", "llama4")
-    with pytest.raises(EngineError, match="llama4' cannot draft: its ChunkedKVCache cannot be rewound"):
+    model, draft = write_qwen(tmp_path / "qwen"), write(tmp_path / "v41", "deepseek_v41")
+    with pytest.raises(EngineError, match="v41' cannot draft: its LayerCache cannot be rewound"):
         load_engine(model, draft_model=str(draft))
 
 

@@ -9,7 +9,7 @@ One module for each thing that is replaced; a test holds the sources they were w
       image_inputs   embeddings of images
     kv_caches        caches whose arrays stored prefixes share
     merged_caches    rows of a batch
-    sliding_windows  windows that are rewound and shrunk
+    sliding_windows  windows that are rewound and shrunk, also for chunks
     wrapped_tokenizer
 
 Elsewhere the classes of quantised layers, and of a mixture's experts, are replaced by ones with an implementation of

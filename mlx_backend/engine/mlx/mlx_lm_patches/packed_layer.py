@@ -30,6 +30,16 @@ class TokenPositions:
     of_tokens: mx.array
     axes: mx.array | None = None
 
+    def __add__(self, count: int) -> TokenPositions:
+        """Return the positions so many tokens later."""
+        return TokenPositions(self.of_tokens + count, self.axes)
+
+    def __getitem__(self, _: Any) -> TokenPositions:
+        """Return the same for `offset[..., None]`, with which a number of each row gets an axis for its tokens."""
+        return self
+
+    __iter__ = None
+
     def __mlx_array__(self) -> mx.array:
         """Return what makes positions of `mx.arange(tokens) + offset`, as networks that scale by position compute."""
         if self.axes is not None:
@@ -126,6 +136,11 @@ class PackedLayer:
             ),
         )
 
+    def make_masks(self, make: Callable[[Any, int], Any]) -> BySegment:
+        """Return what `make` returns for each segment's cache and the number of its next tokens."""
+        lengths = (length for _, length in self.shapes)
+        return BySegment(self, map(make, self._caches, lengths))
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[list[mx.array], list[mx.array]]:
         """Append to every segment's cache its own keys and values, and return all that each cache holds."""
         fetched = [
@@ -137,6 +152,11 @@ class PackedLayer:
             )
         ]
         return [pair[0] for pair in fetched], [pair[1] for pair in fetched]
+
+    def keys_and_values(self) -> tuple[BySegment, ...]:
+        """Return what each cache holds, for layers that attend to what another has kept (AFM)."""
+        held = [cache.keys_and_values() for cache in self._caches]
+        return tuple(BySegment(self, each) for each in zip(*held, strict=True))
 
     def attend(
         self,

@@ -4,13 +4,13 @@ mlx-lm can batch sequences only as equally long rows. To run prompt chunks and r
 (packed_forward.py says what that gains), attention and rotary embeddings must know which token belongs to which
 sequence. mlx-lm has no hook for it. So the attention function, where a model's module imported it by name, and the
 classes of its rotary embeddings are replaced by ones that act on `PackedLayer` and `TokenPositions` and pass every
-other call on unchanged. A model that does not fit is run without packing: batch_trial.py tries each one when it is
-loaded.
+other call on unchanged; so is what some networks count positions with. A model that does not fit is run without
+packing: batch_trial.py tries each one when it is loaded.
 
 A recurrent layer goes on from a state, and attention may have masks and positions of its own kind (MLA). So the
-classes of all modules that take a cache are replaced, too. One that is given a `PackedLayer` runs once for all
-tokens, with convolutions and the functions that go on from a state (`_CORES`) run segment by segment: projections are
-then computed at once. A module that cannot run so, as it raises when it is tried, is itself run segment by segment
+classes of all modules that take a cache or a mask are replaced, too. One that is given a `PackedLayer` runs once for
+all tokens, with convolutions and the functions that go on from a state (`_CORES`) run segment by segment: projections
+are then computed at once. A module that cannot run so, as it raises when it is tried, is itself run segment by segment
 (`Packing`).
 """
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -73,7 +74,7 @@ def patch_for_packing(network: Any) -> Packing:
             module.__class__ = _attending_to_latents(kind)
         elif _has_latents(kind.__base__) and kind is _attending_to_latents(kind.__base__):
             continue  # it has been replaced before
-        elif module is not network and "cache" in inspect.signature(kind.__call__).parameters:
+        elif module is not network and not _GIVEN.isdisjoint(inspect.signature(kind.__call__).parameters):
             module.__class__ = _taking_packed(kind)
             vars(module)["packing"] = packing
     for name in {type(module).__module__ for module in modules}:
@@ -84,15 +85,40 @@ def patch_for_packing(network: Any) -> Packing:
             function = getattr(module, core, None)
             if function is not None and not hasattr(function, "__wrapped__"):
                 setattr(module, core, _by_segment(function, axis))
+        for library in _COUNTED_WITH.get(name.rpartition(".")[2], ()):
+            if isinstance(numbers := vars(module)[library], ModuleType):
+                setattr(module, library, _counting(numbers))
     return packing
+
+
+_COUNTED_WITH = {"gpt2": ("mx",), "gpt_bigcode": ("mx", "np"), "llama4": ("mx",)}
+"""By modules of mlx-lm that count positions from a cache's offset, the libraries with which they do."""
+
+
+def _counting(library: ModuleType) -> Any:
+    """Return MLX or NumPy as such a module sees it: the tokens of a packed run are counted already."""
+
+    def arange(start: Any, *given: Any) -> Any:
+        return start.of_tokens if isinstance(start, TokenPositions) else library.arange(start, *given)
+
+    def array(value: Any) -> Any:
+        return value if isinstance(value, TokenPositions) else library.array(value)
+
+    return SimpleNamespace(**{**vars(library), "arange": arange, "array": array})
+
+
+_GIVEN = {"cache", "mask"}
+"""Parameters of modules that get what is not the same for all segments."""
 
 
 @functools.cache
 def _taking_packed(kind: Any) -> type[Any]:
+    has_no_cache = "cache" not in inspect.signature(kind.__call__).parameters
+
     def call(self: Any, *given: Any, **named: Any) -> Any:
         passed, packing = (*given, *named.values()), vars(self)["packing"]
         packed = next((each for each in passed if type(each) is PackedLayer), None)
-        if packed is None and kind in packing.by_segment:  # it has no cache of its own
+        if packed is None and (kind in packing.by_segment or has_no_cache):
             packed = next((each.packed for each in passed if type(each) is BySegment), None)
         if packed is None:
             return kind.__call__(self, *given, **named)
