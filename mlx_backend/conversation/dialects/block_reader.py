@@ -34,7 +34,7 @@ Models reason again in the middle of an answer, though they were told not to, an
 of place never is part of the answer, and what stands between an opener and a closer is reasoning. What stood before a
 lone `</think>` has been put out already, and remains what it was: only the prompt knows whether a block is open
 (`opens_in`). An answer that is about markers has them in code or in quotation marks, or in a string of JSON; there they
-are text, and in reasoning, too, where only its closer counts.
+are text, and in reasoning, too, where only its closer counts: not in backticks, if it is no control token.
 
 Line breaks at the edges of a block, and before a call, are layout and not part of any text. Between two parts of an
 answer they remain. Two blocks of reasoning are set apart by an empty line.
@@ -240,6 +240,9 @@ class BlockReader(Reader):
         if may_be_quoted and self._holds_quoted(written):
             return
         is_text = marker in self._strays and self._state is _BlockState.ANSWER and self._is_text(marker)
+        if self._state is _BlockState.REASONING and marker[1:-1] in self._closers:
+            self._take_in_backticks(marker)
+            return
         if marker in self._expected and not is_text and self._take(marker, written):
             return
         if is_end:
@@ -386,7 +389,12 @@ class BlockReader(Reader):
         self._closers = frozenset(self._format.reasoning.values()).intersection(markers)
         by_token = [opener for opener, each in self._blocks.items() if not each.is_text]
         answers = [each.opener for each in self._format.answers if each.opener]
-        self._expect(_BlockState.REASONING, [*markers, *self._sections, *by_token, *answers], watched=_LAYOUT)
+        quoted = [f"`{marker}`" for marker in self._closers - self._control]
+        self._expect(
+            _BlockState.REASONING,
+            [*markers, *quoted, *self._sections, *by_token, *answers],
+            watched=_LAYOUT,
+        )
 
     def _put_out_reasoning(self, text: str) -> None:
         if self._trims_layout:
@@ -401,6 +409,16 @@ class BlockReader(Reader):
                 text = "\n\n" + text
             self._has_reasoned = True
         self._put_out_but_breaks(text, ReasoningDelta)
+
+    def _take_in_backticks(self, marker: str) -> None:
+        """Take a closer in backticks: a quotation, unless the first of them ends one."""
+        tail = "" if self._trims_layout else (self.before_last + self.last + self._layout)[-1:]
+        if opens_quotation(f"{tail}`"):
+            self._put_out_reasoning(marker)
+            return
+        self._put_out_reasoning("`")
+        self.marker(marker.strip("`"))
+        self._read_again("`")
 
     def _put_out_but_breaks(self, text: str, event: type[ReasoningDelta] | type[ContentDelta]) -> None:
         """Put text out; hold the line breaks at its end, which are layout if a marker follows."""
