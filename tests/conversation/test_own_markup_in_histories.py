@@ -18,7 +18,7 @@ from mlx_backend.conversation.parser import parse_text
 
 KEPT = DIALECTS["kimi-k3"].history  # all reasoning is handed to the template
 # A call that nothing marks is text to anyone who does not know that it was a model's turn.
-MARKED = [dialect for dialect in DIALECTS.values() if dialect.name not in ("plain", "gemma3-tool_code")]
+MARKED = [dialect for dialect in DIALECTS.values() if dialect.name != "gemma3-tool_code"]
 REASONING = [dialect for dialect in DIALECTS.values() if dialect.blocks]
 
 
@@ -132,3 +132,9 @@ def test_a_call_whose_value_has_markup_and_code_is_read_whole() -> None:
     [called] = message["tool_calls"]
     assert json.loads(called["function"]["arguments"]) == {"query": value}
     assert (message["reasoning_content"], message["content"]) == ("Hm.", "I look.")
+
+
+def test_a_call_in_the_history_of_a_request_without_tools_is_text_to_a_model_without_a_family() -> None:
+    plain = DIALECTS["plain"]
+    posted = [{"role": "user", "content": "?"}, {"role": "assistant", "content": plain.example}]
+    assert sanitise(posted, tools=(), dialect=plain)[-1]["content"] == plain.example

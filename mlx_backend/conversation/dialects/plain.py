@@ -41,4 +41,4 @@ def reader(*, tools: ToolSet, opens_in: Channel | None = None, special_tokens: M
     )
 
 
-PLAIN = replace(family("plain", signs=(), form=_WITH_CALLS), reader=reader, markers=frozenset())
+PLAIN = replace(family("plain", signs=(), form=_WITH_CALLS), reader=reader)
