@@ -54,6 +54,8 @@ TEMPLATES = {
     "internlm": "{{ '<|action_start|><|plugin|>' + call }}<|action_end|>",
     "jamba": "<tool_calls>[{{ calls }}]</tool_calls>",
     "gigachat": "{{ '<|function_call|>' + call }}<|message_sep|>",
+    "solar-open": "<|begin|>{{ role }}<|tool_calls|>{{ '<|tool_call:begin|>' + id + '<|tool_call:name|>' + name }}",
+    "phi-4-mini": "{{ '<|' + role + '|>' + content + '<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}",
     "plain": "{{ role }}: {{ message.content }}",
 }
 REAL_TEMPLATES = {

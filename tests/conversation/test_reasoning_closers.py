@@ -27,6 +27,7 @@ OPENED = {
     "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
     "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
     "granite": ("<|thinking|>", "<|/thinking|>"),
+    "solar-open": ("<|think|>", "<|end|>"),
 }
 REASONING = [dialect for dialect in DIALECTS.values() if dialect.blocks]
 

@@ -1,6 +1,7 @@
 """What a model is told of its tools where its chat template tells it nothing: definitions, and how a call is written.
 
     any family      each tool as JSON, and a call as the family's own codec writes it
+    Phi-4-mini      JSON between control tokens of its own
     Gemma 3         Python functions with types and descriptions, called in a block ```tool_code
 
 Whatever a definition says is in the text: what Python has no word for stands as JSON Schema next to the parameter.
@@ -38,6 +39,12 @@ def json_tool_prompt(tools: Sequence[Tool], calls: CallCodec) -> tuple[Piece, ..
     )
     after = "\n\nThe next message then holds its result. Answer without a call where you need no tool."
     return Piece(before), *calls.encode("tool_name", {"argument_name": "value"}), Piece(after)
+
+
+def phi_tool_prompt(tools: Sequence[Tool], calls: CallCodec) -> tuple[Piece, ...]:
+    """Describe the tools as Phi-4-mini's own template does where the system message has them."""
+    listed = json.dumps([tool["function"] for tool in tools], ensure_ascii=False, default=str)
+    return Piece("<|tool|>", marker=True), Piece(listed), Piece("<|/tool|>", marker=True)
 
 
 _PYTHON: Final = """\

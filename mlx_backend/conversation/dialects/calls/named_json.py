@@ -3,6 +3,7 @@
 get_age[ARGS]{…}                                        Mistral (also with [CALL_ID]…, also without [ARGS])
 get_age<｜tool▁sep｜>{…}                                 DeepSeek V3.1
 function<｜tool▁sep｜>get_age\\n```json\\n{…}\\n```        DeepSeek V3, R1
+a1b2c3d4e5<|tool_call:name|>get_age<|tool_call:args|>{…} Solar Open: the id is the call's own
 functions.get_age:0<|tool_call_argument_begin|>{…}      Kimi K2: name and index are the call's own id
 """
 
@@ -108,6 +109,14 @@ DEEPSEEK_V3 = NamedJson(
     after=(Piece("\n```"),),
 )
 DEEPSEEK_V31 = NamedJson(*_DEEPSEEK_BEGINNINGS, before=(Piece("{name}"), _SEPARATOR))
+SOLAR_OPEN = NamedJson(
+    r"\s*(?P<id>[^\s<]{0,128})\s*<\|tool_call:name\|>\s*(?P<name>[^\s<]{1,256})\s*<\|tool_call:args\|>\s*",
+    before=(
+        *(Piece("0000000000"), Piece("<|tool_call:name|>", marker=True)),
+        *(Piece("{name}"), Piece("<|tool_call:args|>", marker=True)),
+    ),
+    counters={"0000000000": "[a-z0-9]{1,10}"},
+)
 KIMI_K2 = NamedJson(
     r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<]{1,256}?)(?::\d{1,9})?)\s*<\|tool_call_argument_begin\|>\s*",
     before=(Piece("functions.{name}:0"), Piece("<|tool_call_argument_begin|>", marker=True)),

@@ -1,4 +1,4 @@
-"""Families that write calls between control tokens of their own: Mistral, DeepSeek, Kimi, Apertus, Cohere."""
+"""Families that write calls between control tokens of their own: Mistral, DeepSeek, Kimi, Cohere and others."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from mlx_backend.conversation.dialects.calls.named_json import DEEPSEEK_V3 as DE
 from mlx_backend.conversation.dialects.calls.named_json import DEEPSEEK_V31 as DEEPSEEK_V31_CALLS
 from mlx_backend.conversation.dialects.calls.named_json import KIMI_K2 as KIMI_K2_CALLS
 from mlx_backend.conversation.dialects.calls.named_json import MISTRAL_ARGS, MISTRAL_CALL_IDS
+from mlx_backend.conversation.dialects.calls.named_json import SOLAR_OPEN as SOLAR_OPEN_CALLS
 from mlx_backend.conversation.dialects.calls.xtml import (
     CALL_CLOSER,
     CALL_OPENER,
@@ -32,6 +33,7 @@ from mlx_backend.conversation.dialects.families.shared import (
     THINK_TAGS,
     family,
 )
+from mlx_backend.conversation.dialects.tool_prompts import phi_tool_prompt
 
 if TYPE_CHECKING:
     from mlx_backend.conversation.dialects.base import Dialect
@@ -218,6 +220,51 @@ GIGACHAT = family(
     leaked_calls=("<|function_call|>",),
 )
 
+# <|end|> stands after each part of a turn, <|flush|> or <|calls|> after the last.
+_SOLAR_HEADER = "<|begin|>assistant"
+SOLAR_OPEN = family(
+    "solar-open",
+    "solar",
+    signs=(own("<|tool_call:begin|>"), own("<|think|>", _SOLAR_HEADER)),
+    form=BlockFormat(
+        reasoning={"<|think|>": "<|end|>", f"{_SOLAR_HEADER}<|think|>": "<|end|>"},
+        answers=(
+            AnswerBlock(f"{_SOLAR_HEADER}<|content|>", "<|end|>"),
+            AnswerBlock("<|content|>", "<|end|>"),
+        ),
+        sections=(
+            CallSection(
+                openers=(f"{_SOLAR_HEADER}<|tool_calls|>", "<|tool_calls|>"),
+                closer="<|calls|>",
+                more_closers=("<|flush|>",),
+            ),
+        ),
+        blocks=(
+            CallBlock(opener="<|tool_call:begin|>", closers=("<|tool_call:end|>",), syntax=SOLAR_OPEN_CALLS),
+        ),
+        ends=frozenset({"<|flush|>"}),
+        controls=("<|begin|>",),
+        noise=frozenset({"<|begin|>", "<|tool_call:name|>", "<|tool_call:args|>"}),
+    ),
+    leaked_calls=("<|tool_calls|>",),
+)
+PHI_4_MINI = family(
+    "phi-4-mini",
+    *("phi4-mini", "phi-4-multimodal", "phi-4-mini-reasoning"),
+    signs=(own("<|tool|>", "<|/tool|>", in_template=True),),
+    form=BlockFormat(
+        reasoning=THINK_TAGS,
+        sections=(
+            CallSection(
+                openers=("<|tool_call|>",),
+                closer="<|/tool_call|>",
+                syntax=JsonObjects(in_list=True, around=("", "")),
+            ),
+        ),
+    ),
+    tool_prompt=phi_tool_prompt,
+)
+
 FAMILIES = (
     KIMI_K3,
     DEEPSEEK_V3,
@@ -230,4 +277,6 @@ FAMILIES = (
     COHERE,
     INTERNLM,
     GIGACHAT,
+    SOLAR_OPEN,
+    PHI_4_MINI,
 )
