@@ -104,6 +104,8 @@ def _theirs(
     own = OWN.get(network.config.model_type, {})
     if "mend" in own:
         own["mend"](network)
+    if "mend_processor" in own:
+        own["mend_processor"](processor)
     stop = set(
         network.config.eos_token_id
         if isinstance(network.config.eos_token_id, list)

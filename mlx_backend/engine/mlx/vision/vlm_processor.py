@@ -84,6 +84,7 @@ class VLMProcessor:
             self._processor = load_processor(folder, False, trust_remote_code=trust_remote_code)
         if (own := load_image_processor(folder)) is not None:
             self._processor.image_processor = own
+        _show_whole(getattr(self._processor, "image_processor", None))
         self._image_token_index = getattr(whole.config, "image_token_index", None)
         self._rope_index = getattr(whole.language_model, "get_rope_index", None)
         self._is_seen = is_seen
@@ -326,6 +327,21 @@ class VLMProcessor:
             raise EngineRefused(
                 f"The image cannot be prepared for this model: {first_line(error)}.", "images"
             ) from error
+
+
+def _show_whole(processor: Any) -> None:
+    """Have Llama 4's processor show a picture also as a whole, after its tiles.
+
+    mlx-vlm 0.7.10 writes tokens for that, as transformers does, but has it not among what the tower gets.
+    """
+    if (kind := type(processor)).__name__ != "Llama4ImageProcessor":
+        return
+
+    def split(self: Any, picture: Any, ratio: tuple[int, int]) -> list[Any]:
+        tiles: list[Any] = kind._split_into_tiles(self, picture, ratio)
+        return tiles if ratio == (1, 1) else [*tiles, *kind._split_into_tiles(self, picture, (1, 1))]
+
+    processor.__class__ = type(kind.__name__, (kind,), {"_split_into_tiles": split})
 
 
 def _small_picture() -> Picture:

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 pytestmark = needs_mlx_vlm
 
 
-@pytest.mark.parametrize("family", ["glm_ocr", "smolvlm", "lfm2_vl", "muse_glimmer"])
+@pytest.mark.parametrize("family", ["glm_ocr", "smolvlm", "lfm2_vl", "llama4", "muse_glimmer"])
 def test_a_family_whose_text_mlx_lm_has_answers_in_the_batch_as_mlx_vlm_does(
     family: str, tmp_path: Path
 ) -> None:
     assert compare(tmp_path, family) == (False, True)
 
 
-@pytest.mark.parametrize("family", ["llama4", "minicpmv4_6"], ids=["fails the trial", "numbers pictures"])
+@pytest.mark.parametrize("family", ["llava_next", "minicpmv4_6"], ids=["fails the trial", "numbers pictures"])
 def test_a_family_that_the_batch_cannot_show_pictures_answers_one_at_a_time_as_mlx_vlm_does(
     family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
