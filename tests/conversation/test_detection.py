@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from chat_templates import GEMMA_3, QWEN_VL, QWEN_XML
-from families.tiny_models import FAMILIES
+from families.tiny_models import FAMILIES, REAL_TEMPLATES
 from harmony_data import HARMONY_DATA
 from predefined_templates import FAMILIES as PREDEFINED
 
@@ -57,24 +57,6 @@ TEMPLATES = {
     "solar-open": "<|begin|>{{ role }}<|tool_calls|>{{ '<|tool_call:begin|>' + id + '<|tool_call:name|>' + name }}",
     "phi-4-mini": "{{ '<|' + role + '|>' + content + '<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}",
     "plain": "{{ role }}: {{ message.content }}",
-}
-REAL_TEMPLATES = {
-    "ByteDance-Seed-OSS": "seed-oss",
-    "Cohere2MoE": "cohere",
-    "GLM-4.6": "glm",
-    "GLM-4.7-Flash": "glm",
-    "HuggingFaceTB-SmolLM3-3B": "hermes-json",
-    "Kimi-K2-Instruct": "kimi-k2",
-    "MiniMax-M2": "minimax-m2",
-    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "nemotron",
-    "Qwen-Qwen3-0.6B": "hermes-json",
-    "Qwen3-Coder": "qwen-xml",
-    "Qwen3.5-4B": "qwen-xml",
-    "deepseek-ai-DeepSeek-V3.1": "deepseek-v3.1",
-    "deepseek-ai-DeepSeek-V3.2": "dsml",
-    "google-gemma-4-31B-it": "gemma4",
-    "ibm-granite-granite-4.0": "granite",
-    "meta-llama-Llama-3.3-70B-Instruct": "llama3-json",
 }
 
 

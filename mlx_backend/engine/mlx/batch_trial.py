@@ -389,14 +389,16 @@ def try_networks(
     drafts = networks.model.drafts
     if head_of(networks.model.network) is not None:
         drafts = problem or DRAFTING
+    max_merged_length = _max_merged_length(trials, layers) if merges else 0
     if ranks is not None:
-        everyone = ranks.all_gather([unbatched, can_draft])
-        unbatched = next((reason for reason, _ in everyone if reason), "")
-        can_draft = all(each for _, each in everyone)
+        everyone = ranks.all_gather([unbatched, can_draft, max_merged_length])
+        unbatched = next((reason for reason, *_ in everyone if reason), "")
+        can_draft = all(each for _, each, _ in everyone)
+        max_merged_length = min((each for *_, each in everyone if each is not None), default=None)
     return Abilities(
         can_rewind=all(map(can_rewind, layers)),
         packs_replies=always_packs and not unbatched,
-        max_merged_length=_max_merged_length(trials, layers) if merges else 0,
+        max_merged_length=max_merged_length,
         unbatched=unbatched,
         can_draft=can_draft,
         drafts=drafts,

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +18,7 @@ from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches
+from mlx_backend.engine.mlx.batch_trial import try_networks
 from mlx_backend.engine.mlx.kv_cache import LayerCaches
 from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import GrowingKVCache
 from mlx_backend.engine.mlx.mlx_lm_patches.merged_caches import MergedKVCache
@@ -229,3 +231,13 @@ def test_long_rows_stay_merged_where_nothing_is_padded_or_recurrent_layers_would
     with loaded_batch(write(tmp_path / "model", architecture)) as batch:
         assert batch.runtime.abilities.can_pack
         assert batch.runtime.abilities.max_merged_length == (None if merges else MAX_MERGED_LENGTH)
+
+
+@pytest.mark.parametrize(("theirs", "agreed"), [(None, MAX_MERGED_LENGTH), (0, 0), (100, 100)])
+def test_ranks_agree_on_the_length_up_to_which_all_of_them_merge(
+    tmp_path: Path, theirs: int | None, agreed: int
+) -> None:
+    ranks: Any = SimpleNamespace(all_gather=lambda mine: [mine, ["", True, theirs]])
+    with loaded_batch(write(tmp_path / "model", "llama")) as batch:
+        abilities = try_networks(batch.runtime.networks, ranks)
+    assert (abilities.unbatched, abilities.max_merged_length) == ("", agreed)
