@@ -13,6 +13,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # imported. What tests compare to within 1e-5 would then differ in the third digit.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
+# Nothing is kept for the user: models are tried in every test that loads one, whatever other tests found right.
+os.environ["XDG_CACHE_HOME"] = f"{os.devnull}/cache"
+
 # MLX is imported before any engine can arrange for a fast BLAS. Tests in this process compare replies alone and in a
 # crowd to the last token, and OpenBLAS rounds a row differently among others, as a GPU does. Servers in processes of
 # their own have one.

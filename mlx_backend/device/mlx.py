@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import re
 from contextlib import suppress
 from importlib.metadata import version
@@ -50,6 +51,11 @@ def gpu_memory() -> int:
 def gpu_name() -> str:
     """Return the name of the NVIDIA GPU that MLX computes on; empty if it computes on none."""
     return str(mx.device_info().get("device_name", "GPU")) if prepares_for_lengths() else ""
+
+
+def device_name() -> str:
+    """Return the name of what MLX computes on, by which results of one device are told from those of another."""
+    return str(mx.device_info().get("device_name", "GPU")) if is_gpu() else f"CPU {platform.machine()}"
 
 
 def used_memory() -> int:
@@ -130,6 +136,11 @@ def load_weights(network: Any, on_progress: Callable[[float], None], ranks: int 
             on_progress(0.95 * done / total)
 
 
+def user_cache_folder() -> Path:
+    """Return where what can be made again is kept for the user. Raises RuntimeError if there is no home folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mlx-backend"
+
+
 # Read by MLX when it compiles or loads its first kernel.
 KERNEL_FOLDER_VARIABLE = "MLX_PTX_CACHE_DIR"
 
@@ -146,9 +157,8 @@ def keep_compiled_kernels() -> None:
     if not name or KERNEL_FOLDER_VARIABLE in os.environ:
         return
     device = re.sub(r"\W+", "-", name)
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(root).expanduser() / "mlx-backend" / "cuda" / f"mlx-{version('mlx')}-{device}"
     try:
+        folder = user_cache_folder() / "cuda" / f"mlx-{version('mlx')}-{device}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_incomplete(folder)
     except (OSError, RuntimeError) as error:  # no home folder

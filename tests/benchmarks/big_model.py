@@ -231,13 +231,13 @@ def write_with_head(
     head: dict[str, mx.array] = {first: projection} | dict.fromkeys(norms, mx.ones(width))
     if not plain:
         config |= {"quantization": quantize(model, FOUR_BITS if name == "dense" else REST)}
-    layers, own = ("language_model.model", "language_model.mtp.") if is_qwen else ("model", "")
+    body, own = ("language_model.model", "language_model.mtp.") if is_qwen else ("model", "")
     of_head = own or f"model.layers.{count}."
     shards: dict[str, dict[str, mx.array]] = {}
     for path, value in tree_flatten(model.parameters()):
-        number = path.removeprefix(f"{layers}.layers.").partition(".")[0]
+        number = path.removeprefix(f"{body}.layers.").partition(".")[0]
         shards.setdefault(number if number.isdecimal() else "rest", {})[path] = value
-    last = f"{layers}.layers.{count - 1}."
+    last = f"{body}.layers.{count - 1}."
     shards["head"] = {of_head + path: each.astype(dtype) for path, each in head.items()}
     shards["head"] |= {
         f"{of_head}{'layers.0.' if is_qwen else ''}{path.removeprefix(last)}": each

@@ -6,7 +6,8 @@ takes as many rows as it has key-value heads and spreads their masks over the he
 and then in every way in which sequences are run together: packed, merged, joined later, left by others, extracted, and
 as many rows as there are key-value heads. Each step's logits are compared, row by row. It takes about forty runs of a
 few tokens. Where merged rows are wrong because of their padding, packed runs of caches that are not merged are tried
-last; where these are, too, replies are decoded one after the other.
+last; where these are, too, replies are decoded one after the other. What was right is kept for the next load of the
+same model (trial_results.py).
 
 What a network does may change with a text's length: a window is full, there are more blocks than are attended, another
 scale begins. MiniMax M3 counts its blocks from the start of the padding, and is wrong as soon as one is left out. Texts
@@ -42,11 +43,12 @@ from mlx_backend.device.mlx import prepares_for_lengths
 from mlx_backend.engine.mlx.arrays import as_ints, coarsest_dtype
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches
 from mlx_backend.engine.mlx.kv_cache import alias, can_merge, can_rewind, kind_of
-from mlx_backend.engine.mlx.mlx_lm_patches.packing import patch_for_packing
+from mlx_backend.engine.mlx.mlx_lm_patches.packing import Packing, patch_for_packing
 from mlx_backend.engine.mlx.mtp import DRAFTING, head_of, problem_of
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, run_rows, token_ids
 from mlx_backend.engine.mlx.rewinding import RewindPoint, can_take_back, has_to_replay
 from mlx_backend.engine.mlx.speculative import draft_layers
+from mlx_backend.engine.mlx.trial_results import TrialResult, key_of, recall, remember
 from mlx_backend.errors import EngineError, EngineStopped
 
 if TYPE_CHECKING:
@@ -139,8 +141,7 @@ class BatchTrial:
     ) -> None:
         # The largest of all rows that were compared, each with the text that suits it best.
         self.difference = 0.0
-        # Whether in packed runs recurrent layers run for each sequence by itself.
-        self.repeats_recurrence = False
+        self.packing = Packing()
         # Whether rows' caches are merged; if not, each keeps its own.
         self.merges = True
         self._network = network
@@ -157,7 +158,7 @@ class BatchTrial:
         Without `packs_replies` replies by themselves are rows of a batch, as mlx-lm runs them. It is tried again as
         long as modules are found that have to run segment by segment.
         """
-        packing = patch_for_packing(self._network)
+        self.packing = packing = patch_for_packing(self._network)
         step = self._step_packed if packs_replies else self._step_rows
         while True:
             number = len(packing.by_segment)
@@ -170,8 +171,13 @@ class BatchTrial:
                     raise
             else:
                 packing.settle(self._network)
-                self.repeats_recurrence = packing.repeats_recurrence
                 return
+
+    def restore(self, result: TrialResult) -> None:
+        """Have the network run as in a trial that found it right. Raises KeyError if it has other modules."""
+        self.packing = patch_for_packing(self._network)
+        self.packing.restore(self._network, result.by_segment, result.with_states)
+        self.merges = result.merges
 
     def try_rewinding(self) -> None:
         """Try taking tokens back and running others in their place. Raises BatchTrialError."""
@@ -381,11 +387,21 @@ def try_networks(
     ]
     always_packs = prepares_for_lengths() or ranks is not None  # ranks might find different ways right
     unbatched = _packing_refusal(layers, networks.options, is_pipeline=is_pipeline)
-    merges = False
+    merges, key, before = False, "", None
     if not unbatched:
-        can_be_merged = all(map(can_merge, layers))
-        merges, unbatched = _try_packing(trials, can_be_merged=can_be_merged, always_packs=always_packs)
-    can_draft, problem = _try_drafts(trials, layers, networks)
+        if ranks is None:
+            key, before = _known(networks, trials)
+        if before is not None:
+            merges = before.merges
+        else:
+            can_be_merged = all(map(can_merge, layers))
+            merges, unbatched = _try_packing(trials, can_be_merged=can_be_merged, always_packs=always_packs)
+    rewinds = before is not None and before.rewinds
+    can_draft, problem = _try_drafts(trials, layers, networks, rewinds=rewinds)
+    if key and not unbatched:
+        found = TrialResult(merges, rewinds or can_draft, *trials[0].packing.kinds)
+        if found != before:
+            remember(key, found)
     drafts = networks.model.drafts
     if head_of(networks.model.network) is not None:
         drafts = problem or DRAFTING
@@ -407,8 +423,27 @@ def try_networks(
     )
 
 
+def _known(networks: Networks, trials: Sequence[BatchTrial]) -> tuple[str, TrialResult | None]:
+    """Return what a network's results are kept by, and the one of an earlier load, by which it then runs.
+
+    Empty: none is kept, of several networks that are tried together.
+    """
+    model, options = networks.model, networks.options
+    if len(trials) > 1 or networks.draft is not None:
+        return "", None
+    key = key_of(model.folder, options, has_head=head_of(model.network) is not None)
+    result = recall(key)
+    if result is not None:
+        try:
+            trials[0].restore(result)
+            log.debug("That several sequences can be run together was found in an earlier load.")
+        except KeyError:
+            result = None
+    return key, result
+
+
 def _max_merged_length(trials: Sequence[BatchTrial], layers: LayerCaches) -> int | None:
-    if any(trial.repeats_recurrence for trial in trials):
+    if any(trial.packing.repeats_recurrence for trial in trials):
         return None  # on caches of their own the weights of such layers would be read for each
     return None if all(isinstance(layer, ArraysCache) for layer in layers) else MAX_MERGED_LENGTH
 
@@ -451,18 +486,20 @@ def _problem(trials: Sequence[BatchTrial], *, merges: bool, packs_replies: bool)
     return ""
 
 
-def _try_drafts(trials: Sequence[BatchTrial], layers: LayerCaches, networks: Networks) -> tuple[bool, str]:
+def _try_drafts(
+    trials: Sequence[BatchTrial], layers: LayerCaches, networks: Networks, *, rewinds: bool
+) -> tuple[bool, str]:
     """Try whether the networks can do what drafts need; return whether replies can get any, and why not.
 
-    Keys and values can always be trimmed. States cannot (rewinding.py), so networks that have them are tried; without
-    trials a model with states gets no drafts.
+    Keys and values can always be trimmed. States cannot (rewinding.py), so networks that have them are tried, unless it
+    is known that each `rewinds`; without trials a model with states gets no drafts.
     """
     options, draft = networks.options, networks.draft
     has_head = head_of(networks.model.network) is not None
     if draft is None and not has_head and not options.draft_from_text:
         return False, ""
     reason = ""
-    if not _can_take_back(layers, trials):
+    if not (rewinds or _can_take_back(layers, trials)):
         reason = f"Drafts are not possible with this model: its {_unrewindable(layers)} cannot be rewound."
     elif has_head and (problem := problem_of(networks.model.network, networks.fresh_layers())):
         reason = f"The model's MTP head is not used: {problem}."

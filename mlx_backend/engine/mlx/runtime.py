@@ -191,7 +191,8 @@ def load_runtime(
             chunk_cost = warm_up.measure(many_rows)
             chunk_cost.context_bytes = dequantized_bytes
             if is_gpu() and kernels is None:  # else Tuning does the rest, once they are compiled
-                warm_up.measure_memory(chunk_cost)
+                for _ in warm_up.measure_memory(chunk_cost):
+                    pass
                 many_rows = many_rows_layers(networks) if ranks is None else None
                 for _ in warm_up.measure_many_rows(many_rows, chunk_cost) if many_rows is not None else ():
                     pass

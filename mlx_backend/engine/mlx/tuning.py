@@ -126,10 +126,9 @@ class Tuning:
                 yield False
             kernels.close()
             self._doing = "Long prompts are being measured."
-            runtime.warm_up.measure_memory(
-                runtime.chunk_cost
-            )  # without dequantised weights, which are added to it
-            yield True
+            # Without dequantised weights, which are added to it.
+            for _ in runtime.warm_up.measure_memory(runtime.chunk_cost):
+                yield True
             many_rows = many_rows_layers(runtime.networks, kernels.find)
             if many_rows is not None:
                 for _ in runtime.warm_up.measure_many_rows(many_rows, runtime.chunk_cost):

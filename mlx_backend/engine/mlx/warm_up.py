@@ -107,13 +107,19 @@ class WarmUp:
         memory = WorkingMemory.from_two(size, first - dequantized, second - dequantized)
         return ChunkCost((size + RUN_OVERHEAD) / seconds, memory, many_rows_bytes=dequantized)
 
-    def measure_memory(self, cost: ChunkCost) -> None:
+    def measure_memory(self, cost: ChunkCost) -> Iterator[None]:
         """Measure the memory of chunks on an NVIDIA GPU more exactly, and note it in `cost`."""
-        if self.prepares:
-            fitting = (each for each in MEMORY_TOKENS if 2 * each <= self._max_tokens)
-            size = next((each for each in fitting if cost.memory(each, 2 * each) <= self._room), None)
-            if size is not None:
-                cost.memory = WorkingMemory.from_two(size, *self._two_chunks(size)[1:])
+        fitting = (each for each in MEMORY_TOKENS if self.prepares and 2 * each <= self._max_tokens)
+        size = next((each for each in fitting if cost.memory(each, 2 * each) <= self._room), None)
+        if size is None:
+            return
+        taken: list[float] = []
+        for _ in range(2):  # the first time kernels are prepared
+            taken.clear()
+            for _, nbytes in self._chunks([size] * 2):
+                taken.append(self._agree(nbytes))
+                yield
+        cost.memory = WorkingMemory.from_two(size, *taken)
 
     def measure_many_rows(self, many_rows: ManyRows, cost: ChunkCost) -> Iterator[None]:
         """Measure chunks in which layers use their implementation for many rows, and note in `cost` what they take."""
@@ -149,8 +155,11 @@ class WarmUp:
         return self._agree(seconds), self._agree(first), self._agree(second)
 
     def _run(self, sizes: Sequence[int]) -> list[tuple[float, int]]:
-        """Run consecutive chunks; return the seconds and working bytes of each."""
-        taken, layers = [], self._make_caches()
+        return list(self._chunks(sizes))
+
+    def _chunks(self, sizes: Sequence[int]) -> Iterator[tuple[float, int]]:
+        """Run consecutive chunks, and yield the seconds and working bytes of each."""
+        layers = self._make_caches()
         for size in sizes:
             # Different ones: a mixture of experts would send equal tokens to the same few experts.
             tokens = mx.random.randint(0, self._num_tokens, (1, size), mx.uint32, key=mx.random.key(size))
@@ -160,6 +169,6 @@ class WarmUp:
             self._network(tokens, cache=layers)
             mx.eval([layer.state for layer in layers])
             seconds = perf_counter() - started
-            taken.append((seconds, max(0, mx.get_peak_memory() - mx.get_active_memory())))
+            nbytes = max(0, mx.get_peak_memory() - mx.get_active_memory())
             mx.clear_cache()
-        return taken
+            yield seconds, nbytes

@@ -51,6 +51,26 @@ class Packing:
         """Whether recurrent layers run for each segment by itself, so that their weights are read for each."""
         return not self.by_segment.isdisjoint(self.with_states)
 
+    @property
+    def kinds(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of `by_segment` and of `with_states`: what `settle` goes by."""
+        names = [
+            {_name(kind) for kind in kinds if kind is not None}
+            for kinds in (self.by_segment, self.with_states)
+        ]
+        return tuple(sorted(names[0])), tuple(sorted(names[1]))
+
+    def restore(self, network: Any, by_segment: Sequence[str], with_states: Sequence[str]) -> None:
+        """Have a patched network run as one did before whose `kinds` these were. Raises KeyError if it has no such."""
+        modules = (module for module in network.modules() if vars(module).get("packing") is self)
+        kinds: dict[str, type[Any]] = {}
+        for module in modules:
+            kind: Any = type(module).__base__
+            kinds[_name(kind)] = kind
+        self.by_segment |= {kinds[name] for name in by_segment}
+        self.with_states |= {kinds[name] for name in with_states}
+        self.settle(network)
+
     def settle(self, network: Any) -> None:
         """Once a network has run packed, have modules run as before that need not know of it: most attention."""
         needed = {*self.by_segment, *self.with_states}
@@ -109,6 +129,10 @@ def _counting(library: ModuleType) -> Any:
 
 _GIVEN = {"cache", "mask"}
 """Parameters of modules that get what is not the same for all segments."""
+
+
+def _name(kind: type[Any]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @functools.cache
