@@ -41,6 +41,7 @@ WIDE: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"qk_rope_head_dim": 32},  # latents
     "qwen3_5": {"head_dim": 32},  # states
     "falcon_h1": {"head_dim": 32},  # states and keys in one layer
+    "llama4": {"head_dim": 32},  # chunks
     "longcat_flash": {"qk_rope_head_dim": 32},  # two attentions in one layer
 }
 """Architectures, with sizes that can be quantised in groups of 32."""
