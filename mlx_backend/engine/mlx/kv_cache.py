@@ -22,7 +22,6 @@ from mlx_lm.models.cache import (
 
 from mlx_backend.engine.mlx.mlx_lm_patches.attention import Quantization
 from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import GrowingKVCache, SharedArrays
-from mlx_backend.engine.mlx.mlx_lm_patches.merged_caches import merge_rows
 from mlx_backend.engine.mlx.mlx_lm_patches.sliding_windows import (
     RewindableRotatingKVCache,
     holds_every_token,
@@ -152,7 +151,7 @@ def alias(layer: Any) -> Any:
 
 def merged(caches: Sequence[LayerCaches]) -> LayerCaches:
     """Return the caches of several sequences as one batch's, in their order."""
-    return [merge_rows(layers) for layers in zip(*caches, strict=True)]
+    return [layers[0].merge(list(layers)) for layers in zip(*caches, strict=True)]
 
 
 def select_rows(rows: Sequence[int], layers: LayerCaches) -> LayerCaches:
@@ -182,7 +181,7 @@ def _extract(layer: Any, row: int) -> Any:
             own = ArraysCache(len(layer.cache))
             own.cache = [each if each is None else each[row : row + 1] for each in layer.cache]
             return own
-    return layer.extract(row)
+    return GrowingKVCache.of(layer.extract(row))
 
 
 def can_merge(layer: Any) -> bool:

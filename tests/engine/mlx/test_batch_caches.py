@@ -11,7 +11,7 @@ import pytest
 from architectures import write
 from drafting import FoundReply, generate, loaded_batch
 from engine_models import write_model, write_qwen
-from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import BatchKVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlx_backend.engine.base import GenerationRequest, Sampling
@@ -21,7 +21,6 @@ from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches
 from mlx_backend.engine.mlx.batch_trial import try_networks
 from mlx_backend.engine.mlx.kv_cache import LayerCaches
 from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import GrowingKVCache
-from mlx_backend.engine.mlx.mlx_lm_patches.merged_caches import MergedKVCache
 from mlx_backend.engine.mlx.mlx_lm_patches.packing import patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import run_packed
 
@@ -153,7 +152,7 @@ def test_a_long_row_leaves_without_the_others_being_touched(
     join(caches, [prefilled(network, each) for each in alone.texts], LENGTHS)
     with monkeypatch.context() as patched:
         for refused in ("filter", "extract"):
-            patched.delattr(MergedKVCache, refused)
+            patched.delattr(BatchKVCache, refused)
         caches.keep([0, 2, 3, 4])
     rows.remove(1)
     check_step(network, caches, rows, alone, 10)

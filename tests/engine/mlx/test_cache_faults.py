@@ -16,7 +16,6 @@ from mlx_lm.models import cache as mlx_lm_caches
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.kv_cache_budget import KVCacheBudget
 from mlx_backend.engine.mlx import kv_cache, prefix_cache
-from mlx_backend.engine.mlx.mlx_lm_patches import merged_caches
 from mlx_backend.engine.mlx.mlx_lm_patches.packed_layer import PackedLayer
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class Faults:
         self._refused = ""
         self._at: int | None = None
         kinds = [getattr(mlx_lm_caches, name) for name in CACHES]
-        for kind in (*kinds, merged_caches.MergedKVCache, merged_caches.MergedRotatingKVCache):
+        for kind in kinds:
             for operation in OPERATIONS:
                 if operation in vars(kind):
                     own = vars(kind)[operation]

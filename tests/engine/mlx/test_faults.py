@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from drafting import alone, generate, loaded_batch
 from engine_models import WrappedNetwork, write_model, write_qwen
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from mlx_backend.device import Device
 from mlx_backend.engine.base import Finished, GenerationRequest, Progress, TokenDelta
@@ -18,7 +18,6 @@ from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_trial import BatchTrial
-from mlx_backend.engine.mlx.mlx_lm_patches.merged_caches import MergedKVCache
 from mlx_backend.engine.mlx.mlx_lm_patches.packed_layer import PackedLayer
 from mlx_backend.engine.mlx.mlx_lm_patches.packing import patch_for_packing
 from mlx_backend.engine.mlx.prefill_queue import PrefillQueue, PrefillStep
@@ -152,14 +151,14 @@ def test_caches_that_do_not_fit_each_other_fail_nobody(
 
 
 def _refuse_in_the_second_layer(monkeypatch: pytest.MonkeyPatch, refuses: str) -> None:
-    """Let `MergedKVCache`, of the layer after the first, raise after it has done what it was asked to."""
-    original = getattr(MergedKVCache, refuses)
+    """Let `BatchKVCache`, of the layer after the first, raise after it has done what it was asked to."""
+    original = getattr(BatchKVCache, refuses)
 
     def refused(*arguments: Any) -> Any:
         original(*arguments)
         raise ValueError("[broadcast_shapes] Shapes (1,2) and (1,3) cannot be broadcast")
 
-    monkeypatch.setattr(MergedKVCache, refuses, staticmethod(refused) if refuses == "merge" else refused)
+    monkeypatch.setattr(BatchKVCache, refuses, staticmethod(refused) if refuses == "merge" else refused)
 
 
 @pytest.mark.parametrize("refuses", ["filter", "extract"])

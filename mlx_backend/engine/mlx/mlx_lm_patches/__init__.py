@@ -8,7 +8,6 @@ One module for each thing that is replaced; a test holds the sources they were w
       attention      attention on quantised keys and values
       image_inputs   embeddings of images
     kv_caches        caches whose arrays stored prefixes share
-    merged_caches    rows of a batch
     sliding_windows  windows that are rewound and shrunk, also for chunks
     wrapped_tokenizer
 
