@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.clients import KEY_VARIABLE, KINDS, UNUSED, ServerAccess, known_clients
-from mlx_backend.commands.errors import NO_SERVER, WRONG_USAGE, CommandError
+from mlx_backend.commands.errors import NO_SERVER, WRONG_USAGE, CommandError, resembling
 from mlx_backend.commands.files import write_file
 from mlx_backend.commands.running_server import RunningServer, add_server_options
 from mlx_backend.commands.terminal import (
@@ -125,8 +125,8 @@ def _client(name: str) -> ClientSetup:
     matches = begun or [each for each in clients if wanted and wanted in each]
     if len(matches) == 1:
         return clients[matches[0]]
-    close = matches or difflib.get_close_matches(wanted, list(known), n=1)
-    meant = f"; did you mean {' or '.join(close)}?" if close else "; `mlx-backend connect` lists them all"
+    close = " or ".join(matches) or resembling(wanted, known)
+    meant = f"; did you mean {close}?" if close else "; `mlx-backend connect` lists them all"
     raise CommandError(f"unknown client {name!r}{meant}", status=WRONG_USAGE)
 
 

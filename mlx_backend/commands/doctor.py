@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from mlx_backend.commands.local_models import LocalModel
     from mlx_backend.device.machine import Machine
 
 type State = Literal["ok", "warning", "failed"]
@@ -454,19 +455,25 @@ def check_key(server: ServerState) -> Finding:
     return ok("the server wants one, and takes it" if server.needs_key else "the server wants none")
 
 
-def check_model(name: str, mlx: Mapping[str, Any]) -> Finding:
-    """Whether a model's folder is whole, and whether it fits."""
+def _whole_model(name: str) -> LocalModel:
+    """Find a model. Raises CommandError, saying why it cannot be served."""
     from mlx_backend.commands.local_models import LocalModels
-    from mlx_backend.device.memory import room_for_weights
     from mlx_backend.models.folders import problem_of
 
+    model = LocalModels().find(name)
+    if (problem := problem_of(model.folder, model.name)) != "":
+        raise CommandError(problem or f"{model.folder} holds nothing of a model.")
+    return model
+
+
+def check_model(name: str, mlx: Mapping[str, Any]) -> Finding:
+    """Whether a model's folder is whole, and whether it fits."""
+    from mlx_backend.device.memory import room_for_weights
+
     try:
-        model = LocalModels().find(name)
-        problem = problem_of(model.folder, model.name)
+        model = _whole_model(name)
     except CommandError as error:
         return failed(f"{name} cannot be served", str(error))
-    if problem is None or problem:
-        return failed(f"{name} cannot be served", problem or f"{model.folder} holds nothing of a model.")
     weights = model.files.weight_bytes
     found = f"the weights of {model.name} take {format_bytes(weights)} of memory"
     if "error" not in mlx and weights > room_for_weights(mlx["memory"]):
@@ -477,17 +484,14 @@ def check_model(name: str, mlx: Mapping[str, Any]) -> Finding:
 
 def check_template(name: str) -> Finding | None:
     """How a model's template and tokens are understood; None for one that does not chat, or is not whole."""
-    from mlx_backend.commands.local_models import LocalModels
     from mlx_backend.models.files import chat_template
-    from mlx_backend.models.folders import problem_of
 
     try:
-        model = LocalModels().find(name)
+        model = _whole_model(name)
     except CommandError:
         return None
-    if problem_of(model.folder, model.name) != "" or model.description.kind != "llm":
+    if (described := model.description).kind != "llm":
         return None
-    described = model.description
     found = (
         f"dialect {described.dialect}, since {described.recognised_by}; efforts: "
         f"{', '.join(described.efforts) or 'none'}; context: {described.context_length or 'not known'}; "

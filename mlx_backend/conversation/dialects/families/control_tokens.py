@@ -233,18 +233,14 @@ SOLAR_OPEN = family(
             AnswerBlock("<|content|>", "<|end|>"),
         ),
         sections=(
-            CallSection(
-                openers=(f"{_SOLAR_HEADER}<|tool_calls|>", "<|tool_calls|>"),
-                closer="<|calls|>",
-                more_closers=("<|flush|>",),
-            ),
+            CallSection(openers=(f"{_SOLAR_HEADER}<|tool_calls|>", "<|tool_calls|>"), closer="<|calls|>"),
         ),
         blocks=(
             CallBlock(opener="<|tool_call:begin|>", closers=("<|tool_call:end|>",), syntax=SOLAR_OPEN_CALLS),
         ),
         ends=frozenset({"<|flush|>"}),
         controls=("<|begin|>",),
-        noise=frozenset({"<|begin|>", "<|tool_call:name|>", "<|tool_call:args|>"}),
+        noise=frozenset({"<|tool_call:name|>", "<|tool_call:args|>"}),
     ),
     leaked_calls=("<|tool_calls|>",),
 )
