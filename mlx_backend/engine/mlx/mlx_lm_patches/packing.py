@@ -105,7 +105,7 @@ def patch_for_packing(network: Any) -> Packing:
             function = getattr(module, core, None)
             if function is not None and not hasattr(function, "__wrapped__"):
                 setattr(module, core, _by_segment(function, axis))
-        for library in _COUNTED_WITH.get(name.rpartition(".")[2], ()):
+        for library in _COUNTED_WITH.get(name.removeprefix("mlx_lm.models."), ()):
             if isinstance(numbers := vars(module)[library], ModuleType):
                 setattr(module, library, _counting(numbers))
     return packing
