@@ -106,7 +106,7 @@ class MLXBatch:
     def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         """Load the model on this thread, warm it up, and see how much memory is left."""
         options, ranks = self._options, self._ranks
-        runtime = load_runtime(self._source, options, self._device, ranks, on_progress)
+        runtime = self._load_runtime(on_progress)
         model = runtime.networks.model
         tokenizer = model.tokenizer
         context_length = options.context_length or model.context_length
@@ -167,6 +167,9 @@ class MLXBatch:
         mx.synchronize()
         mx.clear_streams()
 
+    def _load_runtime(self, on_progress: Callable[[float], None]) -> Runtime:
+        return load_runtime(self._source, self._options, self._device, self._ranks, on_progress)
+
     @property
     def pace(self) -> list[float]:
         """What was measured, and what steps depend on next to the requests."""
@@ -213,21 +216,20 @@ class MLXBatch:
     def insert(self, key: int, request: GenerationRequest) -> None:
         """Queue a request for prefill."""
         tokenizer = self.runtime.networks.model.tokenizer
-        sampler = RequestSampler(request, self._text_mask)
+        sampler, tokens = RequestSampler(request, self._text_mask), list(request.prompt)
         sequence = DecodingSequence(
             key,
             request,
             sampler,
             tokenizer.detokenizer(),
-            list(request.prompt),
+            tokens,
             tokenizer.end_tokens,
             self._adapter_of(request),
-            images=PromptImages(request.images, self.runtime.vision),
+            images=self._images_of(request, tokens),
             penalties=sampler.penalty_state(()),
             drafter=self.runtime.drafter(self._adapter_of(request)),
         )
-        tokens, _ = self._needed_memory(request)
-        self._enqueue(sequence, tokens)
+        self._enqueue(sequence, self._needed_memory(request)[0])
 
     def remove(self, key: int) -> None:
         """Drop a cancelled request."""
@@ -237,6 +239,10 @@ class MLXBatch:
         else:
             self._detach(sequence)
         self._forget(sequence)
+
+    def _images_of(self, request: GenerationRequest, tokens: Sequence[int]) -> PromptImages:
+        """Return a request's images; `tokens` are those of its sequence, the reply's too."""
+        return PromptImages(request.images, self.runtime.vision)
 
     def _needed_memory(self, request: GenerationRequest) -> tuple[int, ImageBytes]:
         """Return for how many tokens and which images a request needs memory. Raises EngineRefused for its images."""

@@ -347,14 +347,14 @@ class Abilities:
     once. With `replays_drafts` the right tokens before a wrong draft have to run again (rewinding.py).
     """
 
-    can_rewind: bool
-    packs_replies: bool
-    max_merged_length: int | None
+    can_rewind: bool = False
+    packs_replies: bool = False
+    max_merged_length: int | None = 0
     unbatched: str
-    can_draft: bool
-    drafts: str
-    can_pack_drafts: bool
-    replays_drafts: bool
+    can_draft: bool = False
+    drafts: str = ""
+    can_pack_drafts: bool = False
+    replays_drafts: bool = False
 
     @property
     def can_pack(self) -> bool:

@@ -209,12 +209,12 @@ class Decoder:
     ) -> mx.array:
         """Run the last chunks of prompts in one packed run with the replies' tokens.
 
-        After a ForwardError all caches are as they were.
+        After a ForwardError all caches are as they were, but for those of a prompt by itself, which fails.
         """
         segments, positions = self._reply_segments() if sequences else ([], [])
         last = sum(segment.tokens.size for segment in segments) - 1
         segments += [each.segment(self._network) for each in prefilled]
-        every = run_packed(self._network, segments)
+        every = run_packed(self._network, segments, restore=len(segments) > 1)
         ends = list(accumulate((len(each.last_chunk) for each in prefilled), initial=last))[1:]
         return every[mx.array([*positions, *ends])]
 

@@ -273,12 +273,14 @@ class PrefillQueue:
 
     def fail(self, job: PrefillJob, error: Exception) -> tuple[int, Outcome]:
         """Drop a prompt that cannot be prefilled even alone. Raises the cause if other processes run it too."""
-        cause = error.__cause__ or error
+        cause = (error.__cause__ or error) if isinstance(error, ForwardError) else error
         if self._shared:
             raise cause
-        log.error("A prompt could not be prefilled.", exc_info=cause)
         self.jobs.remove(job)
         self._on_gone(job.sequence)
+        if isinstance(cause, EngineError):
+            return job.sequence.key, cause
+        log.error("A prompt could not be prefilled.", exc_info=cause)
         return job.sequence.key, EngineError(f"The prompt could not be prefilled: {cause}")
 
     def _see(self, job: PrefillJob, image: PreparedImage) -> Iterator[tuple[int, Outcome]]:
@@ -347,7 +349,9 @@ class PrefillQueue:
         many_rows = self._runtime.many_rows
         caches = [layer for segment in segments for layer in segment.layers]
         with nullcontext() if is_scored or many_rows is None else many_rows.filling(caches):
-            logits = run_packed(network, segments)
+            logits = run_packed(
+                network, segments, restore=len(segments) > 1
+            )  # one that fails is not tried again
         scores, row = [], 0
         for (job, end), count in zip(chunks, spare, strict=True) if is_scored else ():
             scores += job.score(logits[row : row + end - job.num_prefilled])

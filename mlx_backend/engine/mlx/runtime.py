@@ -186,7 +186,7 @@ def load_runtime(
             limit, weights, cost, are_alike = ranks.agree_on_memory(limit, weights, cost)
         reservation.limit = limit
         reservation.set_weights(weights)
-        warm_up = _warm_up(networks, ranks, int(reservation.room * MEASURED_SHARE))
+        warm_up = make_warm_up(networks, ranks, int(reservation.room * MEASURED_SHARE))
         with device.lock:  # MLX counts the memory of all models together
             chunk_cost = warm_up.measure(many_rows)
             chunk_cost.context_bytes = dequantized_bytes
@@ -199,8 +199,8 @@ def load_runtime(
         if is_gpu() and ranks is not None:  # see Tuning
             for _ in warm_up.run_lengths(options.warm_up_seconds):
                 pass
-        budget = _cache_budget(reservation, device, ranks, cost, chunk_cost, abilities, vision)
-        _check_room(budget, cost, networks)
+        budget = make_budget(reservation, device, ranks, cost, chunk_cost, abilities, vision)
+        check_room(budget, cost, networks)
         prefixes = PrefixCache(
             _prefix_cache_bytes(options, budget) if are_alike else 0, shared=ranks is not None
         )
@@ -344,7 +344,8 @@ def _with_weights(weights: int, cost: CacheCost, tokens: int) -> int:
     return weights + cost(tokens)
 
 
-def _warm_up(networks: Networks, ranks: MLXRanks | None, room: int) -> WarmUp:
+def make_warm_up(networks: Networks, ranks: MLXRanks | None, room: int) -> WarmUp:
+    """Return what runs a model's network on tokens that mean nothing, in chunks of up to `room` bytes."""
     options, model = networks.options, networks.model
     return WarmUp(
         model.network,
@@ -357,7 +358,7 @@ def _warm_up(networks: Networks, ranks: MLXRanks | None, room: int) -> WarmUp:
     )
 
 
-def _cache_budget(
+def make_budget(
     reservation: MemoryReservation,
     device: Device,
     ranks: MLXRanks | None,
@@ -366,6 +367,7 @@ def _cache_budget(
     abilities: Abilities,
     vision: Vision | None,
 ) -> KVCacheBudget:
+    """Return the memory that the model leaves for caches and images."""
     waiting = PreparedImages() if vision is None else vision.processor.waiting
     waiting.room = lambda: reservation.max_room
     max_padded, merged = 0, abilities.max_merged_length
@@ -384,7 +386,7 @@ def _cache_budget(
     )
 
 
-def _check_room(budget: KVCacheBudget, cost: CacheCost, networks: Networks) -> None:
+def check_room(budget: KVCacheBudget, cost: CacheCost, networks: Networks) -> None:
     """Refuse a model that leaves no room for a single token, and warn of one that leaves little."""
     model, room = networks.model, budget.reservation.max_room
     left, limit = format_bytes(max(0, room)), format_bytes(budget.reservation.limit)

@@ -474,7 +474,7 @@ def test_mlx_vlms_own_network_is_given_no_head(tmp_path: Path) -> None:
     add_head(seen.folder, weights_of(random_head(seen.folder)))
     batch = VLMBatch(seen.folder, EngineOptions(), device=Device(8 << 30))
     batch.load(lambda _: None)
-    assert head_of(batch._network) is None
+    assert head_of(batch.runtime.networks.model.network.whole) is None
     batch.unload()
 
 

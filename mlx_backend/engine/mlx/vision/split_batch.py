@@ -54,8 +54,9 @@ class SplitBatch:
                 *(model.name, ", ".join(lacking)),
             )
             return info
+        self._pictures.text = model
         try:
-            found = self._pictures.load(on_progress, model)
+            found = self._pictures.load(on_progress)
         except EngineError as error:
             self._pictures.unload()
             log.warning("%s answers text only: %s", model.name, error)

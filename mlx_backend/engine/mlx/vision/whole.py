@@ -165,89 +165,103 @@ def embed(network: Any, tokens: mx.array, inputs: Mapping[str, Any]) -> Any:
     return network.get_input_embeddings(tokens, inputs.get("pixel_values"), mask=mx.ones_like(tokens), **more)
 
 
+def make_caches(language: Any) -> list[Any]:
+    """Return empty caches of mlx-vlm's language network."""
+    from mlx_vlm.models.cache import make_prompt_cache
+
+    caches: list[Any] = make_prompt_cache(language)
+    return caches
+
+
 class VLMRun:
-    """A prompt that is run through mlx-vlm's network, as mlx-vlm's own generation does it."""
+    """A prompt that is run through mlx-vlm's network, as mlx-vlm's own generation does it, and the reply to it.
 
-    def __init__(self, network: Any, prompt: Sequence[int], inputs: Mapping[str, Any]) -> None:
-        from mlx_vlm.models.cache import make_prompt_cache
+    `embeddings` are those of the prompt's tokens that have not been run, None after the last.
+    """
 
-        self._language = network.language_model
+    def __init__(self, whole: Any, prompt: Sequence[int], inputs: Mapping[str, Any]) -> None:
+        self._language = whole.language_model
         for name in ("_position_ids", "_rope_deltas"):  # of the request before
             if hasattr(self._language, name):
                 setattr(self._language, name, None)
-        self._tokens = mx.array([list(prompt)])
+        self.tokens = mx.array([list(prompt)])
         given = {name: to_mlx(value) for name, value in inputs.items()}
-        found = embed(network, self._tokens, given)
+        found = embed(whole, self.tokens, given)
         given.pop("pixel_values", None)
         self.embeddings: mx.array | None = found.inputs_embeds
         more = {name: value for name, value in found.to_dict().items() if value is not None}
         del more["inputs_embeds"]
         self.given: dict[str, Any] = {**given, **more}
-        self.caches = make_prompt_cache(self._language)
-        self.may_be_cut = all(map(self._is_cut_by, (network, self._language)))
         mx.eval(self.embeddings)
-
-    def _is_cut_by(self, part: Any) -> bool:
-        """Whether a part of the network takes a prompt in chunks."""
-        if (policy := getattr(part, "chunked_prefill_policy", None)) is None:
-            return not getattr(part, "no_chunked_prefill", False)
-        allowed = policy(
-            input_ids=self._tokens,
-            inputs_embeds=self.embeddings,
-            prompt_cache=self.caches,
-            draft_model=None,
-            draft_kind=None,
-            prefill_kwargs=self.given,
-        )
-        return bool(getattr(allowed, "enabled", allowed))
-
-    @property
-    def length(self) -> int:
-        """How many embeddings of the prompt have not been run."""
-        return 0 if self.embeddings is None else self.embeddings.shape[1]
-
-    def prefill(self, count: int) -> None:
-        """Run so many of them, but not the last."""
-        assert self.embeddings is not None
-        count = min(count, self.length - 1)
-        self._language(
-            self._tokens[:, :count],
-            inputs_embeds=self.embeddings[:, :count],
-            cache=self.caches,
-            n_to_process=count,
-            **self.given,
-            logits_to_keep=1,
-        )
-        mx.eval([layer.state for layer in self.caches])
-        mx.clear_cache()
-        self._tokens, self.embeddings = self._tokens[:, count:], self.embeddings[:, count:]
 
     def all_logits(self) -> mx.array:
         """Run a prompt at once; return the logits of all its tokens ([tokens, vocabulary])."""
-        found = self._language(self._tokens, inputs_embeds=self.embeddings, cache=self.caches, **self.given)
-        self.embeddings = None
+        caches = make_caches(self._language)
+        found = self._language(self.tokens, inputs_embeds=self.embeddings, cache=caches, **self.given)
         logits: mx.array = found.logits[0]
         return logits
 
-    def logits(self, token: mx.array | None = None) -> mx.array:
-        """Run what is left of the prompt, or a token ([1]) after it; return the logits ([1, vocabulary])."""
-        if token is None:
-            found = self._language(
-                self._tokens,
-                inputs_embeds=self.embeddings,
-                cache=self.caches,
-                **self.given,
-                logits_to_keep=1,
-            )
+    def __call__(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array:
+        """Run the prompt's next tokens, or one of the reply ([1, tokens]); return logits ([1, 1, vocabulary]).
+
+        They are those after the last token, once the prompt ends. That one takes all embeddings that are left:
+        LLaVA-NeXT's network makes more than there are tokens (0.7.10).
+        """
+        count, own, given = tokens.shape[1], self.embeddings, self.given
+        if own is not None:
+            tokens, self.tokens = self.tokens[:, :count], self.tokens[:, count:]
             self.embeddings = None
-        else:
-            found = self._language(
-                token[None], inputs_embeds=None, cache=self.caches, **self.given, logits_to_keep=1
-            )
-        self.given = {}
-        for name in ("cross_attention_states", "encoder_outputs"):
-            if (states := getattr(found, name)) is not None:
-                self.given = {name: states}
-                break
-        logits: mx.array = found.logits[:, -1, :]
+            if self.tokens.size:
+                own, self.embeddings = own[:, :count], own[:, count:]
+                given = {**given, "n_to_process": count}
+        found = self._language(tokens, inputs_embeds=own, cache=caches, **given, logits_to_keep=1)
+        if self.embeddings is None:
+            names = ("cross_attention_states", "encoder_outputs")
+            states = ((name, getattr(found, name)) for name in names)
+            self.given = dict([each for each in states if each[1] is not None][:1])
+        logits: mx.array = found.logits[:, -1:]
         return logits
+
+
+class WholeNetwork(nn.Module):  # type: ignore[misc]  # mlx has no types
+    """mlx-vlm's network as the engine runs one: `begin` a prompt, then call it with its tokens and the reply's."""
+
+    def __init__(self, whole: Any) -> None:
+        super().__init__()
+        self.whole = whole
+        self.run: VLMRun | None = None
+        self.cuts_prompts = True
+
+    def begin(self, prompt: Sequence[int], inputs: Mapping[str, Any]) -> VLMRun:
+        """Embed a prompt and its images, whose `inputs` these are. The network then holds its positions."""
+        self.run = VLMRun(self.whole, prompt, inputs)
+        return self.run
+
+    def make_cache(self) -> list[Any]:
+        """Return empty caches."""
+        return make_caches(self.whole.language_model)
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        """Run tokens ([1, tokens]); return the last one's logits ([1, 1, vocabulary])."""
+        assert self.run is not None
+        return self.run(tokens, cache)
+
+    def may_cut(self, caches: Sequence[Any]) -> bool:
+        """Whether mlx-vlm takes the prompt that was begun in chunks, as its network's parts say."""
+        assert self.run is not None
+        return all(
+            self._is_cut_by(part, self.run, caches) for part in (self.whole, self.whole.language_model)
+        )
+
+    def _is_cut_by(self, part: Any, run: VLMRun, caches: Sequence[Any]) -> bool:
+        if (policy := getattr(part, "chunked_prefill_policy", None)) is None:
+            return not getattr(part, "no_chunked_prefill", False)
+        allowed = policy(
+            input_ids=run.tokens,
+            inputs_embeds=run.embeddings,
+            prompt_cache=caches,
+            draft_model=None,
+            draft_kind=None,
+            prefill_kwargs=run.given,
+        )
+        return bool(getattr(allowed, "enabled", allowed))

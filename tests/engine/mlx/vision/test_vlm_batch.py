@@ -158,6 +158,20 @@ def test_a_constraint_that_fails_fails_its_own_reply(one: Seeing) -> None:
     assert isinstance(list(one.engine.generate(one.request(LONG)))[-1], Finished)
 
 
+def test_pictures_that_do_not_fit_their_prompt_are_refused_and_the_next_are_seen(
+    one: Seeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*_: object) -> None:
+        raise EngineRefused("written in another way", "images")
+
+    request = one.request((2,), noise(7), TEXT)
+    with monkeypatch.context() as patch:
+        patch.setattr(VLMProcessor, "inputs", refusing)
+        with pytest.raises(EngineRefused, match="written in another way"):
+            list(one.engine.generate(request))
+    assert one.reply(request)
+
+
 def test_pictures_that_wait_are_bounded_together(one: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
     processor = one.engine.image_processor
     assert processor is not None
@@ -286,7 +300,7 @@ def test_a_reply_about_a_picture_that_waits_for_memory_is_woken_when_another_mod
     batch, info = split
     woken: list[bool] = []
     info.set_waker(lambda: woken.append(True))
-    reservation = batch._pictures._budget.reservation
+    reservation = batch._pictures.runtime.cache_budget.reservation
     other = batch._text.runtime.cache_budget.reservation._budget.reserve(0)
     other.set_working(room := reservation.room, room)
     request = one.request(noise(3), TEXT)
