@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 
 # Collecting makes hundreds of thousands of objects that stay: to look through them again and again took a third of it.
 gc.disable()
@@ -14,6 +15,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 # Nothing is kept for the user: models are tried in every test that loads one, whatever other tests found right.
+# Hugging Face's own folders stay where they are, which it looks for there too.
+os.environ.setdefault(
+    "HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface").expanduser())
+)
 os.environ["XDG_CACHE_HOME"] = f"{os.devnull}/cache"
 
 # MLX is imported before any engine can arrange for a fast BLAS. Tests in this process compare replies alone and in a
