@@ -105,7 +105,8 @@ def test_requests_between_the_slices_get_the_same_replies(
         while engine.status().detail or rounds < 2:
             assert together(engine, requests()) == expected
             rounds += 1
-        assert not batch.sequences
+        while batch.sequences:  # a reply's last token is there before the reply has left
+            pass
         assert batch.runtime.many_rows is not None
 
 
