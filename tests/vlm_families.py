@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 from engine_models import byte_level, write_tokenizer
 from mlx.utils import tree_flatten
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +81,7 @@ MARKERS = (
 )
 VOCABULARY = 640
 PAD, EOS, BOS = (MARKERS.index(name) for name in ("<pad>", "<eos>", "<bos>"))
-MAX_WEIGHTS = 20_000_000
+MAX_WEIGHTS = 320_000_000
 SIDE = 32
 """Pixels of an image's side, for families whose images have one size."""
 
@@ -345,6 +346,14 @@ def _tokens_of_jina() -> None:
     )
 
 
+def _small_pictures_of_ernie() -> None:
+    """Its processor reads no sizes from files."""
+    processing: Any = importlib.import_module("mlx_vlm.models.ernie4_5_moe_vl.processing_ernie4_5_moe_vl")
+    processing.ImageProcessor = functools.partial(
+        processing.ImageProcessor, min_pixels=1024, max_pixels=28 * 28 * 16
+    )
+
+
 def _name_tokens(network: Any) -> None:
     """Have ZAYA1-VL's language network take a prompt's tokens by the name that mlx-vlm 0.7.10 gives them."""
     kind = type(network.language_model)
@@ -370,6 +379,8 @@ MINICPM: dict[str, Any] = {
              "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10_000.0,
                                  "partial_rotary_factor": 0.25}},
 }  # fmt: skip
+
+NO_PROCESSOR = "mlx-vlm 0.7.10 loads a tokenizer in place of a processor of it"
 
 OWN: dict[str, dict[str, Any]] = {
     "aya_vision": {**SIGLIP, "image": "<|IMG_PATCH|>", "processor": {"img_size": SIDE, "patch_size": 8},
@@ -485,7 +496,9 @@ OWN: dict[str, dict[str, Any]] = {
         "text": {"rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]}, "bos_token_id": BOS,
                  "eos_token_id": EOS, "use_bias": False, "head_dim": 16, "rope_parameters": None},
     },
-    "paligemma": SIGLIP,
+    "paligemma": {"remark": "its prompts are read in both directions, so that a text gets other logits in pieces",
+                  **SIGLIP, "images": {"image_seq_length": 64}, "text_type": "gemma",
+                  "text": {"query_pre_attn_scalar": 16, "hidden_act": "gelu_pytorch_tanh"}},
     "minimax_m3_vl": {"image": "]<]image[>["},
     "step3p7": {"remark": "one picture in a prompt, as in mlx-vlm 0.7.10", "image": "<im_patch>",
                 "vision": {"mlp_ratio": 2.0, "image_size": 728, "patch_size": 14},
@@ -503,7 +516,7 @@ OWN: dict[str, dict[str, Any]] = {
                                  "moe_layer_start_index": [1, 1], "moe_layer_end_index": [2, 2],
                                  "mrope_section": [3, 3, 2], "freq_allocation": 2},
                         "config": {"pixel_hidden_size": 32, "im_patch_id": MARKERS.index("<|IMAGE_PLACEHOLDER|>")},
-                        "remark": "its tokenizer is a file of SentencePiece, which is not made here"},
+                        "change": _small_pictures_of_ernie, "has_sentencepiece": True},
     "molmo2": {
         "image": "<|image|>",
         "template": template_with("<|image|>"),
@@ -547,18 +560,19 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_vl_v2": {
         **DEEPSEEK,
         "taken": "",
-        "remark": "mlx-vlm 0.7.10's own replies about a picture differ from run to run",
+        "remark": "mlx-vlm 0.7.10's own embeddings of a picture differ from run to run",
         "first": "<|User|>",
         "config": {
             "projector_config": {"projector_type": "downsample_mlp_gelu", "input_dim": 32, "n_embed": 64},
             "language_config": {**DEEPSEEK["config"]["language_config"], "kv_lora_rank": 16, "qk_rope_head_dim": 8,
-                                "qk_nope_head_dim": 8},
+                                "qk_nope_head_dim": 8, "n_group": 2},
         },
         "processor": {**DEEPSEEK["processor"], "patch_size": 4, "downsample_ratio": 2,
                       "candidate_resolutions": GRID["image_grid_pinpoints"]},
     },
     "deepseekocr_2": {
         **DEEPSEEK,
+        "remark": "its towers have one size: a picture takes 20 seconds here, and no comparison ended in 4 minutes",
         "change": _small_encoder,
         "vision": {"width": {"qwen2-0-5b": {"dim": 896}}},
         "config": {**DEEPSEEK["config"],
@@ -671,12 +685,124 @@ OWN: dict[str, dict[str, Any]] = {
         "vision": {"patch_size": 16},
         "config": _numbers(image_start_token_id="<im_start>", image_end_token_id="<im_end>"),
     },
-    "deepseek_v41": {"remark": "its tiny model does not load; why was not found out"},
-    "molmo_point": {"remark": "its tiny model's logits are not mlx-vlm's; why was not found out"},
-    "muse_spark": {"remark": "mlx-lm's network of it runs on Apple's GPUs only"},
-    "phi4mm": {"remark": "its tower has one size, too large for a comparison here"},
+    "deepseek_v41": {
+        "tokens": 4,
+        "remark": "mlx-vlm 0.7.10's own replies differ from run to run after some tokens; the first 4 are compared",
+        "vision": {"num_layers": 2, "patch_size": 14, "downsample_ratio": 3, "min_pixels": 256,
+                   "max_image_tokens": 64},
+        "config": {"hc_mult": 2, "hc_sinkhorn_iters": 4},
+        "text": {"num_key_value_heads": 1, "num_hidden_layers": 3, "qk_rope_head_dim": 8, "q_lora_rank": 32,
+                 "o_lora_rank": 32, "o_groups": 2, "compress_ratios": [0, 2, 1], "kv_source_layer_ids": [1, 2],
+                 "index_source_layer_ids": [1, 2], "candidate_source_layer_id": -1, "index_n_heads": 2,
+                 "index_head_dim": 32, "index_topk": 512, "num_experts_per_tok": 4,
+                 "head_dim": 32, "moe_intermediate_size": 32, "engram_layer_ids": [1],
+                 "engram_num_embeddings": [400], "engram_vocab_size": 50, "engram_max_ngram_size": 3,
+                 "engram_n_heads": 2, "engram_head_dim": 16, "engram_pad_token_id": PAD,
+                 "engram_compressed_vocab_size": 360},
+    },
+    "molmo_point": {
+        "remark": "it writes points as tokens outside its vocabulary: after a picture its logits have another width",
+        "image": "<|image|>",
+        "template": template_with("<|image|>"),
+        "text": {"additional_vocab_size": 0},
+        "vision": {"image_patch_size": 14, "image_num_pos": 729, "image_default_input_size": [378, 378]},
+        "config": {
+            **_numbers(image_start_token_id="<im_start>", image_end_token_id="<im_end>", image_patch_id="<im_patch>",
+                       image_high_res_id="<im_patch>", image_col_id="<im_col>",
+                       image_non_indexable_patch_id="<im_low>", frame_start_token_id="<frame_start>",
+                       frame_end_token_id="<frame_end>", patch_token_id="<patch_start>",
+                       subpatch_token_id="<patch_end>", location_token_id="<patch_newline>"),
+            "patch_embed_dim": 32,
+            "adapter_config": {**VISION, "text_hidden_size": 64, "vit_layers": [-1, -2], "image_size": None}},
+    },
+    "muse_spark": {
+        "remark": "its networks run on Apple's GPUs only (`[metal_kernel] No Metal back-end`)",
+        "image": "<|patch|>",
+        "text": {"post_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default"},
+                 "layer_rope_theta": [10_000.0, 10_000.0, 0], "final_logit_softcapping": 30.0,
+                 "output_multiplier": 1.0, "moe_hidden_size": 64,
+                 "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+        "vision": {"pos_emb_height": 8, "pos_emb_width": 8},
+        "config": {"out_hidden_size": 128, "projector_hidden_size": 64, "audio_config": {"out_hidden_size": 64}},
+    },
+    "phi4mm": {
+        "flat": True,
+        "vision_type": "siglip2_vision_model",
+        "text": {"partial_rotary_factor": 0.5, "tie_word_embeddings": True},
+        "config": {"mm_hidden_size": 32, "image_token_index": -200, "audio_processor": {"config": {
+            "attention_dim": 16, "attention_heads": 2, "num_blocks": 1, "linear_units": 16, "conv_channels": 16,
+            "ext_pw_out_channel": 16, "depthwise_seperable_out_channel": 16}}},
+    },
     "prism_hadamard_qwen35": {"remark": "no tiny model with its weights of 2 bits was made"},
+    "deepseek_v4": {
+        "remark": "in mlx-vlm 0.7.10 a text gets other logits token by token than at once, from the 8th on",
+        "flat": True,
+        "text": {"num_key_value_heads": 1, "q_lora_rank": 32, "o_lora_rank": 32, "o_groups": 2, "num_hidden_layers": 3,
+                 "head_dim": 32, "qk_rope_head_dim": 8, "compress_ratios": [0, 4, 0], "num_hash_layers": 0,
+                 "hc_mult": 2, "hc_sinkhorn_iters": 4, "index_n_heads": 2, "index_head_dim": 32},
+        "config": {"vision_n_layers": 1, "vision_dim": 32, "vision_n_heads": 2, "vision_inter_dim": 32,
+                   "vision_min_pixels": 256, "vision_config": {}},
+    },
+    "got": {"flat": True, "config": _numbers(
+        im_patch_token="<im_patch>", im_start_token="<im_start>", im_end_token="<im_end>"),
+        "vision": {"patch_size": 16, "embed_dim": 32, "out_chans": 16}},
+    "llava": CLIP,
+    "llava_bunny": {**SIGLIP, "text_type": "qwen2", "vision": {"projection_dim": 768},
+                    "config": {"auto_map": {}, "mm_hidden_size": 32, "image_token_index": -200}},
+    "llmjpvl": {"remark": NO_PROCESSOR, **SIGLIP, "text_type": "llama"},
+    "locateanything": {"text_type": "qwen2", "text": {"tie_word_embeddings": True}, "vision": {"patch_size": 14}},
+    "molmo": {
+        "text": {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "mlp_hidden_size": 128,
+                 "embedding_size": VOCABULARY, "additional_vocab_size": 8},
+        "vision": {"d_model": 64, "image_emb_dim": 32, "image_num_heads": 2, "image_num_key_value_heads": 2,
+                   "image_num_layers": 2, "image_head_dim": 16, "image_mlp_dim": 64, "vit_layers": [-1, -2],
+                   "hidden_size": 64, "intermediate_size": None},
+    },
+    "moondream3": {"text": {"num_key_value_heads": 4, "rope_dim": 8},
+                   "vision": {"patch_size": 14, "proj_inner_dim": 64, "proj_out_dim": 64}},
+    "phi3_v": {"flat": True, "vision_type": "phi3_v",
+               "config": {"num_hidden_layers": 2}},
+    "phi4_siglip": {"remark": "its processor gives pictures a token outside its vocabulary",
+                    "model_type": "phi4-siglip", "strict": True,
+                    "vision_type": "siglip2_vision_model", "config": {"mm_hidden_size": 32}},
+    "unlimited_ocr": {"remark": "its image processor is that of transformers, which needs torchvision", **DEEPSEEK,
+                      "change": _small_sam, "vision": {
+        "hidden_size": 1024, "width": 1024, "image_size": 224, "patch_size": 14}},
+    "mistral_large3": {"remark": NO_PROCESSOR},
+    "youtu_vl": {"remark": NO_PROCESSOR, "flat": True,
+                 "text": {**MLA, "model_type": "youtu_vl"}, "vision": {"num_patches": 64}},
 }  # fmt: skip
+
+
+def _sentencepiece(folder: Path) -> Tokenizer:
+    """Write a tokenizer of letters and bytes as a file of SentencePiece, and return the same one."""
+    import sentencepiece
+
+    names: dict[str, Any] = {f"{name.strip('<>')}_{what}": value
+             for at, name in enumerate(MARKERS[:4]) for what, value in (("id", at), ("piece", name))}  # fmt: skip
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ"] * 9),
+        model_prefix=str(folder / "tokenizer"),
+        model_type="char",
+        vocab_size=VOCABULARY,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        user_defined_symbols=list(MARKERS[4:]),
+        minloglevel=2,
+        **names,
+    )
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    vocabulary = {pieces.id_to_piece(at): at for at in range(pieces.get_piece_size())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens([AddedToken(marker, special=True) for marker in MARKERS])
+    return tokenizer
 
 
 def write(folder: Path, family: str, seed: int = 5) -> Path:
@@ -698,8 +824,10 @@ def write(folder: Path, family: str, seed: int = 5) -> Path:
         **own.get("config", {}),
     }
     config["text_config"] = {"model_type": own.get("text_type", family), **TEXT, **own.get("text", {})}
-    if (vision := own.get("vision", {})) is not None and hasattr(module, "VisionConfig"):
-        type_of = own.get("vision_type") or getattr(module.VisionConfig, "model_type", family)
+    if (vision := own.get("vision", {})) is not None and ("vision" in own or hasattr(module, "VisionConfig")):
+        type_of = own.get("vision_type") or getattr(
+            getattr(module, "VisionConfig", None), "model_type", family
+        )
         config["vision_config"] = {"model_type": type_of, **VISION, **vision}
     if own.get("strict"):  # its configurations take no other names
         for part in ("text", "vision"):
@@ -710,7 +838,7 @@ def write(folder: Path, family: str, seed: int = 5) -> Path:
     names = {"image_token": MARKERS[image], **own.get("names", {})}
     write_tokenizer(
         folder,
-        byte_level(MARKERS),
+        _sentencepiece(folder) if own.get("has_sentencepiece") else byte_level(MARKERS),
         eos_token="<eos>",
         bos_token="<bos>",
         pad_token="<pad>",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import re
 import resource
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from vision_models import MIXTURES, WRITERS
 from vlm_families import OWN, write
-from vlm_reference import compare
+from vlm_reference import NotShownError, compare
 
+from mlx_backend.errors import EngineError, first_line
 from mlx_backend.models.tasks import is_of_mlx_vlm
 
 if TYPE_CHECKING:
@@ -30,31 +32,12 @@ PAGE = Path(__file__).parent.parent / "docs/images.md"
 TABLE = re.compile(r"(?<=<!-- families -->\n).*?(?=<!-- end of families -->)", re.DOTALL)
 BATCH, ONE, UNTRIED, NOT = "in the batch", "one at a time", "not compared", "not"
 SECONDS, MEMORY, AT_ONCE = 900, 14 << 30, 2
-OUTSIDE = "it gives pictures a token outside its vocabulary"
-PYTORCH = "its processor is that of transformers, which needs PyTorch"
-NO_PROCESSOR = "mlx-vlm 0.7.10 has no processor of it"
 NO_PLACE = {
-    "deepseek_v4": "it writes a picture by where it stands in the prompt, with tokens outside its vocabulary",
-    "falcon_ocr": "its processor puts pictures first, wherever they were sent",
-    "fastvlm": OUTSIDE,
-    "florence2": "it answers no conversation",
-    "got": "its tokenizer is a program of its own",
-    "llava": "mlx-vlm 0.7.10's processor does not work with transformers 5.23",
-    "llava_bunny": OUTSIDE,
-    "llmjpvl": NO_PROCESSOR,
-    "locateanything": "it numbers pictures",
-    "mistral_large3": PYTORCH,
-    "molmo": "its processor puts pictures first, wherever they were sent",
-    "moondream2": "its prompt has no tokens for pictures",
-    "moondream3": "its prompt has no tokens for pictures",
-    "paligemma": "its processor puts pictures first, wherever they were sent",
-    "phi3_v": "it numbers pictures, and gives them tokens outside its vocabulary",
-    "phi4_siglip": OUTSIDE,
-    "plamo2vl": "its tokenizer is a program of its own",
-    "unlimited_ocr": PYTORCH,
-    "youtu_vl": NO_PROCESSOR,
+    "florence2": (NOT, "it answers no conversation"),
+    "moondream2": (UNTRIED, "its processor fetches another model's tokenizer, which is not at hand here"),
+    "plamo2vl": (UNTRIED, "its tokenizer is a program of its own, which is not made here"),
 }
-"""Families that cannot be shown pictures, most because their prompts have no place for one, and why."""
+"""Families that are not tried here, and why."""
 
 
 def families() -> list[str]:
@@ -76,7 +59,7 @@ def tried(names: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield how each family is served, and a remark. Each is tried in a process of its own, a few at a time."""
     waiting = [name for name in names if name not in WRITERS | MIXTURES | NO_PLACE]
     for name in set(names) - set(waiting):
-        yield name, (NOT, NO_PLACE[name]) if name in NO_PLACE else (BATCH, "")
+        yield name, NO_PLACE.get(name, (BATCH, ""))
     folder, running = Path(tempfile.mkdtemp()), dict[int, str]()
     while waiting or running:
         while waiting and len(running) < AT_ONCE:
@@ -100,21 +83,31 @@ def _one(family: str) -> str:
     except ImportError as error:
         return f"{NOT}: mlx-vlm's network needs {error.name}, which is not among what `make vision` installs"
     folder = Path(tempfile.mkdtemp())
+    remark = OWN.get(family, {}).get("remark", "")
+    said = _Said()
+    logging.getLogger("mlx_backend").addHandler(said)
     try:
         write(folder, family)
-    except Exception as error:
-        if isinstance(error, ImportError):
-            return (
-                f"{NOT}: mlx-vlm's network needs {error.name}, which is not among what `make vision` installs"
-            )
-        return f"{UNTRIED}: {OWN.get(family, {}).get('remark', 'no tiny model of it is made')}"
-    try:
         has_refused, is_batched = compare(folder, family)
-    except Exception:
-        remark = OWN.get(family, {}).get("remark", "the tiny model of this table cannot be shown pictures")
-        return f"{UNTRIED}: {remark}"
-    remark = OWN.get(family, {}).get("remark", "several pictures only of one size" if has_refused else "")
-    return f"{BATCH if is_batched else ONE}: {remark}"
+    except ImportError as error:
+        return f"{NOT}: mlx-vlm's network needs {error.name}, which is not among what `make vision` installs"
+    except (NotShownError, EngineError) as error:
+        reason = remark or said.reason or first_line(error).replace(f"The model {folder.name!r}", "it")
+        return f"{NOT}: {reason.replace('|', '')}"
+    except Exception as error:
+        return f"{UNTRIED}: {remark or f'{type(error).__name__}: {first_line(error)}'}"
+    return f"{BATCH if is_batched else ONE}: {remark or ('several pictures only of one size' if has_refused else '')}"
+
+
+class _Said(logging.Handler):
+    """Keeps why a model answers text only, as the log says it."""
+
+    reason = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _, found, reason = record.getMessage().partition("answers text only: ")
+        if found:
+            self.reason = reason.removeprefix("its processor reads no picture: ")
 
 
 def table(results: dict[str, tuple[str, str]]) -> str:

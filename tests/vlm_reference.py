@@ -31,25 +31,32 @@ LAYOUTS: tuple[tuple[str | Picture, ...], ...] = (
 )
 
 
+class NotShownError(Exception):
+    """A model that answers text only; a warning says why."""
+
+
 def compare(folder: Path, family: str) -> tuple[bool, bool]:
     """Assert that prompts and replies are mlx-vlm's, and what is refused fails there.
 
-    Return whether any is refused, and whether the model runs in the batch.
+    Return whether any is refused, and whether the model runs in the batch. Raises NotShownError, and EngineError if it
+    cannot be loaded.
     """
     write(folder, family)
     own = OWN.get(family, {})
     first = own.get("first", "")  # without which its processor writes a token of its own there
     layouts = [(first, *layout) for layout in LAYOUTS]
     with load_engine(folder, prefill_chunk=16) as engine:
-        assert engine.image_processor is not None
+        if engine.image_processor is None:
+            raise NotShownError
         is_batched = not engine.status().unbatched
-        requests = [_or_none(_request, engine, layout) for layout in layouts]
+        count = own.get("tokens", TOKENS)
+        requests = [_or_none(_request, engine, layout, count) for layout in layouts]
         ours = [_or_none(_said, engine.generate(each)) if each is not None else None for each in requests]
         crowd = [engine.generate(each) if each is not None else None for each in requests]
         assert [_or_none(_said, each) if each is not None else None for each in crowd] == ours
         part = processor_of(engine)._own_part
     assert "audio" not in part
-    for request, reply, expected in zip(requests, ours, _theirs(folder, part, layouts), strict=True):
+    for request, reply, expected in zip(requests, ours, _theirs(folder, part, layouts, count), strict=True):
         if expected is None:
             continue  # it reads no pictures of several sizes
         assert request is not None
@@ -76,7 +83,7 @@ def _said(generation: Generation) -> list[int]:
     return [item.token for item in generation if isinstance(item, TokenDelta)]
 
 
-def _request(engine: Engine, layout: Sequence[str | Picture]) -> GenerationRequest:
+def _request(engine: Engine, layout: Sequence[str | Picture], count: int) -> GenerationRequest:
     text, images = "", list[PreparedImage]()
     for each in layout:
         if isinstance(each, Picture):
@@ -90,11 +97,11 @@ def _request(engine: Engine, layout: Sequence[str | Picture]) -> GenerationReque
     for image in images:
         pad = image.written.tokens[0]
         found.append(PromptImage(prompt.index(pad, found[-1].end if found else 0), image))
-    return GenerationRequest(prompt=prompt, images=found, max_tokens=TOKENS)
+    return GenerationRequest(prompt=prompt, images=found, max_tokens=count)
 
 
 def _theirs(
-    folder: Path, part: str, layouts: Sequence[Sequence[str | Picture]]
+    folder: Path, part: str, layouts: Sequence[Sequence[str | Picture]], count: int
 ) -> list[tuple[list[int], list[int]] | None]:
     from mlx_vlm.generate.ar import generate_step
     from mlx_vlm.utils import load, prepare_inputs
@@ -142,7 +149,7 @@ def _theirs(
             network,
             inputs.pop("pixel_values", None),
             mask,
-            max_tokens=TOKENS,
+            max_tokens=count,
             temperature=0.0,
             **inputs,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -65,7 +65,9 @@ class PreparedImage:
 
 
 def bytes_of(inputs: Any) -> int:
-    """Return the bytes of the arrays in a dictionary, and in lists in it."""
+    """Return the bytes of the arrays in a dictionary, and in lists and records in it."""
+    if is_dataclass(inputs):
+        return bytes_of(vars(inputs))
     if isinstance(inputs, Mapping | list | tuple):
         return sum(map(bytes_of, inputs.values() if isinstance(inputs, Mapping) else inputs))
     return int(getattr(inputs, "nbytes", 0))

@@ -22,7 +22,7 @@ import warnings
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,8 @@ _NO_PART = "\uffffimage\uffff"
 """Stands for what templates write for an image where they write nothing; no text has these characters."""
 _NUMBER = re.compile(r"(?<=image_)1(?=\W)")
 """An image's number in what processors read as the first one."""
+MAX_FIRST = 4
+"""Number of tokens that a processor may put before a prompt: more are a picture's, which is not left in its place."""
 _OF_TOKENS = ("input_ids", "attention_mask")
 """What processors make that is no input of a vision tower."""
 
@@ -265,13 +267,17 @@ class VLMProcessor:
         if not bytes_of(inputs):  # such as a tokenizer in place of a processor that could not be made
             raise EngineRefused("The model's processor makes nothing of a picture.", "images")
         fillers = [at for at, token in enumerate(tokens) if token == self._filler]
-        if len(fillers) < 2:
+        if len(fillers) < 2 or fillers[0] > MAX_FIRST:
             raise EngineRefused("The model's processor does not keep the text around a picture.", "images")
         end = fillers[-1]  # DeepSeek-OCR's takes the last one away
         while end > fillers[0] and tokens[end - 1] == self._filler:
             end -= 1
         start = max((at for at in fillers if at < end), default=end) + 1
         body = tokens[start:end]
+        if min(body, default=0) < 0:
+            raise EngineRefused(
+                "The model's processor gives pictures a token outside its vocabulary.", "images"
+            )
         special = self._tokenizer.special_tokens
         if pad is None:
             counts = Counter(token for token in body if token in special)
@@ -364,6 +370,8 @@ def _to_numpy(value: Any) -> Any:
     """Return what a thread has computed with MLX for another thread."""
     if isinstance(value, list | tuple):
         return [_to_numpy(each) for each in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{name: _to_numpy(each) for name, each in vars(value).items()})
     if isinstance(value, mx.array):
         return np.array(value.astype(mx.float32) if value.dtype == mx.bfloat16 else value)
     return value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import warnings
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -156,6 +156,8 @@ def to_mlx(value: Any) -> Any:
     """Return an input of a prompt's images (vlm_processor.py) as a network takes it."""
     if isinstance(value, list):
         return [to_mlx(each) for each in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{name: to_mlx(each) for name, each in vars(value).items()})
     return mx.array(value) if isinstance(value, np.ndarray) else value
 
 
@@ -181,7 +183,7 @@ class VLMRun:
 
     def __init__(self, whole: Any, prompt: Sequence[int], inputs: Mapping[str, Any]) -> None:
         self._language = whole.language_model
-        for name in ("_position_ids", "_rope_deltas"):  # of the request before
+        for name in ("_position_ids", "_rope_deltas", "_image_cache"):  # of the request before
             if hasattr(self._language, name):
                 setattr(self._language, name, None)
         self.tokens = mx.array([list(prompt)])
