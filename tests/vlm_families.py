@@ -509,8 +509,11 @@ OWN: dict[str, dict[str, Any]] = {
         "linear_conv_kernel_dim": 4, "full_attention_interval": 2, "indexer_head_dim": 16, "hc_lowrank": 8,
         "rope_parameters": {"type": "default", "mrope_section": [1, 1, 0], "rope_theta": 10_000.0,
                             "partial_rotary_factor": 0.25}}},
-    "mllama": {"first": "<bos><|im_start|>", "vision": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 96},
-               "text": {"cross_attention_layers": [1]}},
+    "mllama": {
+        "remark": "mlx-vlm 0.7.10 runs a text alone through layers that transformers skips, so it may be refused",
+        "first": "<bos><|im_start|>", "vision": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 96},
+        "text": {"cross_attention_layers": [1]},
+    },
     "ernie4_5_moe_vl": {"flat": True, "image": "<|IMAGE_PLACEHOLDER|>",
                         "text": {"moe_num_experts": [4, 4], "moe_intermediate_size": [32, 16],
                                  "moe_layer_start_index": [1, 1], "moe_layer_end_index": [2, 2],
