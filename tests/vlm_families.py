@@ -736,7 +736,17 @@ OWN: dict[str, dict[str, Any]] = {
             "attention_dim": 16, "attention_heads": 2, "num_blocks": 1, "linear_units": 16, "conv_channels": 16,
             "ext_pw_out_channel": 16, "depthwise_seperable_out_channel": 16}}},
     },
-    "prism_hadamard_qwen35": {"remark": "no tiny model with its weights of 2 bits was made"},
+    "prism_hadamard_qwen35": {
+        "image": "<|image_pad|>",
+        "is_converted": True,
+        "text": {**MINICPM["text"], "intermediate_size": 512, "num_experts": 0},
+        "vision": {"deepstack_visual_indexes": [], "out_hidden_size": 64, "num_position_embeddings": 64},
+        "images": {"image_processor_type": "Qwen2VLImageProcessor"},
+        "config": {"schema_version": 2, "tensor_namespace": "mlx-vlm-qwen3_5",
+                   "quantization": {"bits": 2, "group_size": 128, "mode": "affine"},
+                   "modules": [{"path": f"model.layers.{layer}.mlp.down_proj", "embedding": False,
+                                "dtype": "float16", "block": 512} for layer in range(4)]},
+    },
     "deepseek_v4": {
         "remark": "in mlx-vlm 0.7.10 a text gets other logits token by token than at once, from the 8th on",
         "flat": True,
@@ -808,6 +818,16 @@ def _sentencepiece(folder: Path) -> Tokenizer:
     return tokenizer
 
 
+def _random(name: str, like: mx.array, key: mx.array) -> mx.array:
+    if name.endswith(".signs"):
+        return like
+    if like.dtype == mx.uint32:  # quantised
+        return mx.random.randint(0, 1 << 31, like.shape, mx.uint32, key=key)
+    return mx.random.normal(like.shape, key=key) * (0.05 if "embed_tokens" in name else 0.2) + (
+        "norm" in name
+    )
+
+
 def write(folder: Path, family: str, seed: int = 5) -> Path:
     """Write a family's model."""
     own = OWN.get(family, {})
@@ -865,11 +885,7 @@ def write(folder: Path, family: str, seed: int = 5) -> Path:
         large = sorted(shapes, key=lambda each: -each[1].size)[:3]
         raise ValueError(f"{family} has {total:,} weights: {[(name, value.shape) for name, value in large]}")
     keys = mx.random.split(mx.random.key(seed), len(shapes))
-    weights = {
-        name: mx.random.normal(value.shape, key=key) * (0.05 if "embed_tokens" in name else 0.2)
-        + ("norm" in name)
-        for (name, value), key in zip(shapes, keys, strict=True)
-    }
+    weights = {name: _random(name, value, key) for (name, value), key in zip(shapes, keys, strict=True)}
     form = {"format": "mlx"} if own.get("is_converted") else None
     mx.save_safetensors(str(folder / "model.safetensors"), weights, form)
     return folder
