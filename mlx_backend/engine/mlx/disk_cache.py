@@ -81,6 +81,8 @@ def model_fingerprint(folder: Path, extra: str = "") -> str:
     """
     digest = hashlib.sha256(f"{FORMAT}\n{mlx_lm_version}\n{len(extra)}\n{extra}\n".encode())
     for path in sorted(folder.iterdir()):
+        if not path.is_file():  # such as a link to what has not been downloaded
+            continue
         if path.suffix == ".safetensors":
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())

@@ -1,8 +1,8 @@
 """What trials found right (batch_trial.py), kept in the user's cache folder, so that the next load need not try again.
 
-A trial's outcome follows from the model's files, the engine's code, MLX and mlx-lm, the device, and how caches and
-layers are set: a digest of them all is what a result is found by. Only that something is right is kept. What was wrong
-may have been so for want of memory, and is tried in every load.
+A trial's outcome follows from the model's files, the code that reads and runs them, the libraries, the device, and how
+caches and layers are set: a digest of them all is what a result is found by. Only that something is right is kept. What
+was wrong may have been so for want of memory, and is tried in every load.
 
 A file that cannot be read or written is as if there were none.
 """
@@ -12,10 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
+import secrets
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,8 +31,10 @@ log = logging.getLogger(__name__)
 FILE_NAME: Final = "trials.json"
 MAX_RESULTS: Final = 64
 """The oldest of more are forgotten."""
-_CODE: Final = ("engine", "layers")
+_CODE: Final = ("device", "engine", "layers", "models")
 """Packages whose code decides what a trial finds."""
+_LIBRARIES: Final = ("mlx", "mlx-vlm", "transformers")
+"""Those that decide it next to mlx-lm: the last two have a say in a network's settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,14 @@ class TrialResult:
 
 
 def key_of(folder: Path, options: EngineOptions, *, has_head: bool) -> str:
-    """Return what the results of the model in `folder` are found by, with these options."""
+    """Return what the results of the model in `folder` are found by, with these options; "" if that is not known."""
     settings = [options.kv_bits, options.kv_group_size, options.dequantize, str(options.blas), has_head]
-    return model_fingerprint(folder, json.dumps([version("mlx"), _code_digest(), device_name(), settings]))
+    libraries = [_version(name) for name in _LIBRARIES]
+    try:
+        return model_fingerprint(folder, json.dumps([libraries, _code_digest(), device_name(), settings]))
+    except OSError as error:  # a file next to the model's own that cannot be read
+        log.debug("The next load tries the model again: %s", error)
+        return ""
 
 
 def recall(key: str) -> TrialResult | None:
@@ -72,12 +80,17 @@ def remember(key: str, result: TrialResult) -> None:
     """Keep what was found."""
     results = {name: value for name, value in _read().items() if name != key}
     kept = [*results.items(), (key, asdict(result))][-MAX_RESULTS:]
-    path = user_cache_folder() / FILE_NAME
-    partial = path.with_suffix(f".{os.getpid()}.part")
     try:
+        path = user_cache_folder() / FILE_NAME
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial.write_text(json.dumps(dict(kept), indent=1))
-        partial.replace(path)
+        partial = path.with_suffix(f".{secrets.token_hex(8)}.part")  # another may be written at the same time
+        try:
+            partial.write_text(json.dumps(dict(kept), indent=1))
+            partial.replace(path)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
     except (OSError, RuntimeError) as error:  # no home folder, or one that cannot be written
         log.debug("The next load tries the model again: %s", error)
 
@@ -88,6 +101,13 @@ def _read() -> dict[str, Any]:
     except (OSError, RuntimeError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
 
 
 @cache

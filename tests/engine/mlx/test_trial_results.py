@@ -2,6 +2,7 @@
 
 import json
 import os
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from engine_models import write_model
 from mlx_backend.engine.base import GenerationRequest
 from mlx_backend.engine.mlx import trial_results
 from mlx_backend.engine.mlx.batch_trial import Abilities, BatchTrial, BatchTrialError
+from mlx_backend.models.engine_options import EngineOptions
 
 ASKED = [GenerationRequest(prompt=[20 + at] * (2 + 3 * at), max_tokens=12) for at in range(4)]
 
@@ -79,6 +81,95 @@ def test_other_files_other_options_and_other_code_are_tried(
     os.utime(weights, ns=(0, weights.stat().st_mtime_ns + 1))
     load(folder)
     assert runs
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["device/mlx.py", "engine/mlx/batch_trial.py", "layers/architecture.py", "models/config_names.py"],
+)
+def test_code_that_reads_or_runs_a_network_is_part_of_a_key(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (Path(trial_results.__file__).parents[2] / name).is_file()
+    monkeypatch.setattr(trial_results, "__file__", str(tmp_path / "engine" / "mlx" / "trial_results.py"))
+    code = tmp_path / name
+    code.parent.mkdir(parents=True)
+    digests = set()
+    for text in ("a = 1", "a = 2"):
+        code.write_text(text)
+        digests.add(trial_results._code_digest.__wrapped__())
+    assert len(digests) == 2
+
+
+def test_other_versions_of_libraries_have_other_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, keys = write_model(tmp_path / "model"), set[str]()
+    for changed in ("", "mlx", "mlx-vlm", "transformers"):
+
+        def installed(name: str, changed: str = changed) -> str:
+            if name == changed:
+                raise PackageNotFoundError(name)
+            return "1" if name == "mlx-vlm" else version(name)
+
+        monkeypatch.setattr(trial_results, "version", installed)
+        keys.add(trial_results.key_of(folder, EngineOptions(), has_head=False))
+    assert len(keys) == 4
+
+
+def test_a_model_is_loaded_next_to_what_is_no_file(tmp_path: Path, kept: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "consolidated.safetensors").symlink_to(tmp_path / "not downloaded")
+    (folder / "tools.py").mkdir()
+    assert not load(folder)[0].unbatched
+    assert kept.exists()
+
+
+def test_a_model_whose_files_cannot_all_be_read_is_tried_in_every_load(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise PermissionError
+
+    monkeypatch.setattr(trial_results, "model_fingerprint", fail)
+    assert not load(write_model(tmp_path / "model"))[0].unbatched
+    assert not kept.exists()
+
+
+def test_a_model_is_loaded_where_there_is_no_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(trial_results, "user_cache_folder", fail)
+    assert not load(write_model(tmp_path / "model"))[0].unbatched
+
+
+def test_two_results_may_be_written_at_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = trial_results.TrialResult(merges=True, rewinds=False, by_segment=(), with_states=())
+    write_text = Path.write_text
+
+    def write(path: Path, text: str) -> int:
+        size = write_text(path, text)
+        monkeypatch.undo()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(kept.parent.parent))
+        trial_results.remember("another", found)
+        return size
+
+    monkeypatch.setattr(Path, "write_text", write)
+    trial_results.remember("one", found)
+    assert trial_results.recall("one") == found
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
+def test_nothing_is_left_of_a_result_that_cannot_be_written(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Path:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    trial_results.remember("one", trial_results.TrialResult(True, False, (), ()))
+    assert not [*kept.parent.iterdir()]
 
 
 def test_what_went_wrong_is_tried_in_every_load(
