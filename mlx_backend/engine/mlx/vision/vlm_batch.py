@@ -175,7 +175,9 @@ class WholePrompt(PromptImages):
 
     @property
     def _is_begun(self) -> bool:
-        return self._run is not None and self._run is self._network.run
+        """Whether the rest of the prompt can be run. Once all of it was, it has to be begun again."""
+        run = self._run
+        return run is not None and run is self._network.run and run.embeddings is not None
 
     def unseen(self, start: int, end: int) -> PreparedImage | None:
         """Return the first image, before the prompt is begun."""
@@ -187,10 +189,9 @@ class WholePrompt(PromptImages):
         self._begin(self._seen_with.processor.inputs(self._tokens, self._images))
 
     def forget(self) -> None:
-        """Let go of what is left of the prompt."""
+        """Let go of what is left of the prompt. The reply needs what its last run has left."""
         if self._run is not None and self._run.embeddings is not None:
-            self._network.run = None
-        self._run = None
+            self._run = None
 
     def seeing_bytes(self, start: int) -> int:
         """Return the working memory for seeing all images, before the prompt is begun."""
@@ -258,8 +259,6 @@ class WholeTrial:
         except Exception:
             processor.close()
             raise
-        finally:
-            self._network.run = None
 
     def _try_image(self, processor: VLMProcessor) -> None:
         """Try the network with a picture. Raises whatever it raises, EngineRefused for one that it does not see."""
@@ -287,8 +286,8 @@ class WholeTrial:
     def _try_chunks(self, prompt: Sequence[int], inputs: dict[str, Any], at_once: mx.array) -> None:
         """Note whether a prompt may be computed in chunks, as mlx-vlm says and a trial shows."""
         network = self._network
-        network.begin(prompt, inputs)
-        if network.cuts_prompts and network.may_cut(network.make_cache()):
+        run = network.begin(prompt, inputs)
+        if network.cuts_prompts and network.may_cut(run, network.make_cache()):
             off = self._difference(prompt, inputs, TRIED_CHUNK, at_once)
             if off <= MAX_DIFFERENCE[coarsest_dtype(network)]:
                 return
@@ -306,10 +305,10 @@ class WholeTrial:
         self, prompt: Sequence[int], inputs: dict[str, Any], *ends: int
     ) -> tuple[mx.array, LayerCaches]:
         """Run a prompt in chunks up to these ends; return the logits after it ([1, vocabulary]), and the caches."""
-        self._network.begin(prompt, inputs)
+        run = self._network.begin(prompt, inputs)
         start, caches = 0, self._network.make_cache()
         for end in ends:
-            logits = self._network(mx.array([list(prompt[start:end])]), cache=caches)
+            logits = run(mx.array([list(prompt[start:end])]), caches)
             mx.eval(logits, [layer.state for layer in caches])
             start = end
         return logits[:, -1], caches

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
+import weakref
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from mlx_backend.models.files import of_text, read_json_or_empty
 from mlx_backend.models.tasks import sees, text_family
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -231,13 +232,19 @@ class WholeNetwork(nn.Module):  # type: ignore[misc]  # mlx has no types
     def __init__(self, whole: Any) -> None:
         super().__init__()
         self.whole = whole
-        self.run: VLMRun | None = None
+        self._run: Callable[[], VLMRun | None] = lambda: None
         self.cuts_prompts = True
+
+    @property
+    def run(self) -> VLMRun | None:
+        """The prompt that was begun last, as long as whoever began it holds it."""
+        return self._run()
 
     def begin(self, prompt: Sequence[int], inputs: Mapping[str, Any]) -> VLMRun:
         """Embed a prompt and its images, whose `inputs` these are. The network then holds its positions."""
-        self.run = VLMRun(self.whole, prompt, inputs)
-        return self.run
+        run = VLMRun(self.whole, prompt, inputs)
+        self._run = weakref.ref(run)
+        return run
 
     def make_cache(self) -> list[Any]:
         """Return empty caches."""
@@ -245,15 +252,13 @@ class WholeNetwork(nn.Module):  # type: ignore[misc]  # mlx has no types
 
     def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         """Run tokens ([1, tokens]); return the last one's logits ([1, 1, vocabulary])."""
-        assert self.run is not None
-        return self.run(tokens, cache)
+        run = self.run
+        assert run is not None
+        return run(tokens, cache)
 
-    def may_cut(self, caches: Sequence[Any]) -> bool:
-        """Whether mlx-vlm takes the prompt that was begun in chunks, as its network's parts say."""
-        assert self.run is not None
-        return all(
-            self._is_cut_by(part, self.run, caches) for part in (self.whole, self.whole.language_model)
-        )
+    def may_cut(self, run: VLMRun, caches: Sequence[Any]) -> bool:
+        """Whether mlx-vlm takes a prompt that was begun in chunks, as its network's parts say."""
+        return all(self._is_cut_by(part, run, caches) for part in (self.whole, self.whole.language_model))
 
     def _is_cut_by(self, part: Any, run: VLMRun, caches: Sequence[Any]) -> bool:
         if (policy := getattr(part, "chunked_prefill_policy", None)) is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import threading
 import weakref
 from dataclasses import replace
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from drafting import generate
 from mlx import nn
 from seeing import LAYOUTS, TEXT, Seeing, noise
 from vision_models import WRITERS, SeeingModel, needs_mlx_vlm
@@ -257,6 +259,73 @@ def test_pictures_are_seen_again_and_nothing_stays_in_memory_after_the_engine_br
         assert not any(each() for each in first), "the networks that were loaded first are held"
         with pytest.raises(EngineBusy, match="loaded again"):  # a request that was being prepared then
             before.prepare(noise(99))
+
+
+@pytest.fixture
+def vlm_batch_of_one(one: Seeing) -> Iterator[VLMBatch]:
+    loaded = VLMBatch(
+        one.model.folder, EngineOptions(cache_bytes=0, prefill_chunk=16), device=Device(8 << 30)
+    )
+    loaded.load(lambda _: None)
+    yield loaded
+    loaded.unload()
+
+
+def test_a_text_that_is_preempted_is_begun_again(
+    one: Seeing, vlm_batch_of_one: VLMBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, request = vlm_batch_of_one, one.request(LONG)
+    [expected] = generate(loaded, [request])
+    begun, begin, step = list[int](), whole.WholeNetwork.begin, loaded.step
+
+    def noted(self: whole.WholeNetwork, prompt: Sequence[int], inputs: Any) -> Any:
+        begun.append(len(prompt))
+        return begin(self, prompt, inputs)
+
+    def preempting() -> Iterator[tuple[int, Any]]:
+        yield from step()
+        if loaded.sequences and loaded.sequences[0].num_emitted == 3:
+            monkeypatch.setattr(loaded, "step", step)
+            loaded.preempt(loaded.sequences[0])
+
+    monkeypatch.setattr(whole.WholeNetwork, "begin", noted)
+    monkeypatch.setattr(loaded, "step", preempting)
+    assert generate(loaded, [request]) == [expected]
+    assert begun == [len(LONG), len(LONG) + 3]
+
+
+@pytest.mark.parametrize("end", ["ended", "left", "failed"])
+def test_nothing_is_held_of_a_prompt_when_its_reply_is_gone(
+    one: Seeing,
+    vlm_batch_of_one: VLMBatch,
+    end: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL)  # records hold what they tell of
+    loaded, request = vlm_batch_of_one, one.request((2,), noise(3), TEXT)
+    runs, begin = list[weakref.ref[Any]](), whole.WholeNetwork.begin
+
+    def noted(self: whole.WholeNetwork, prompt: Sequence[int], inputs: Any) -> Any:
+        run = begin(self, prompt, inputs)
+        runs.append(weakref.ref(run))
+        return run
+
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("no such layer")
+
+    monkeypatch.setattr(whole.WholeNetwork, "begin", noted)
+    if end == "failed":
+        monkeypatch.setattr(whole.WholeNetwork, "__call__", fail)
+    [found] = generate(loaded, [request], cancelled_after={0: 3} if end == "left" else None)
+    assert (found.error is not None, len(found.tokens)) == {
+        "ended": (False, request.max_tokens),
+        "left": (False, 3),
+        "failed": (True, 0),
+    }[end]
+    del found
+    gc.collect()
+    assert [run() for run in runs] == [None]
 
 
 def test_a_prompts_inputs_are_made_where_its_pictures_are_prepared(
