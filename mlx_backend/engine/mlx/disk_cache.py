@@ -193,8 +193,6 @@ def read_layers(path: Path, tokens: bytes, fingerprint: str) -> list[Any]:
     length = len(tokens) // TOKEN_BYTES
     if any(getattr(layer, "offset", length) != length and not layer.empty() for layer in layers):
         raise ValueError(f"its layers do not hold {length} tokens")
-    if any(type(layer) is mlx_lm_caches.ChunkedKVCache for layer in layers):  # as written by earlier versions
-        raise ValueError("its chunks are not sliding windows")
     return layers
 
 

@@ -14,7 +14,6 @@ from mlx_lm.models import cache as mlx_lm_caches
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
-    ChunkedKVCache,
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
@@ -250,17 +249,6 @@ def test_layers_that_do_not_hold_the_tokens_are_rejected(
     put(here, [1, 2, 3], small([1, 2]))
     assert here.read(stored_in(here, [1, 2, 3])) is None
     assert "do not hold 3 tokens" in warnings(caplog)[0]
-
-
-def test_llama_4s_chunks_as_earlier_versions_held_them_are_rejected(
-    store: Stores, caplog: pytest.LogCaptureFixture
-) -> None:
-    here, [plain] = store(), small([1, 2, 3])[:1]
-    chunks = ChunkedKVCache(8)
-    chunks.update_and_fetch(*plain.keys_and_values())
-    put(here, [1, 2, 3], [chunks])
-    assert here.read(stored_in(here, [1, 2, 3])) is None
-    assert "not sliding windows" in warnings(caplog)[0]
 
 
 def test_a_file_that_has_vanished_is_simply_not_there(
