@@ -23,7 +23,7 @@ CLAUSE_ENDS = tuple(",.;:!?、。")
 
 _OPENING_QUOTES = ("`", '"', "'", "“", "「", "(")
 # One that closes a quotation looks alike: before one that opens it there is no word.
-_OPENED_QUOTATION = re.compile(r"(?:\A|[\s(\[{=:,])[\"'`(]\Z|[“「『«]\Z")
+_OPENED_QUOTATION = re.compile(r"(?:\A|[\s(\[{=:,])[\"'(]\Z|[“「『«]\Z")
 _SENTENCE_ENDS = (*".!?…:。！？", ")", "`", '"', "'")
 _BLANKS = " \u3000"
 _CONTEXT = 40

@@ -53,6 +53,7 @@ have a mark before them there (`scanner.CONTROL`), so that the same spelling in 
 from __future__ import annotations
 
 import re
+from copy import copy
 from enum import Enum, auto
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -109,7 +110,8 @@ class BlockReader(Reader):
     __slots__ = (
         *("_aliases", "_bare_anywhere", "_blocks", "_breaks", "_call", "_closers", "_code", "_control"),
         *("_drops_breaks", "_expected", "_format", "_has_begun", "_has_calls", "_has_reasoned"),
-        *("_in_reasoning", "_json", "_layout", "_may_be_unwrapped", "_openers", "_section", "_sections"),
+        *("_in_reasoning", "_json", "_layout", "_may_be_unwrapped", "_openers", "_reasoning_code"),
+        *("_section", "_sections"),
         *("_shown", "_state", "_strays", "_tools", "_trims_layout", "_unclosed", "_written", "fragments"),
     )
 
@@ -153,6 +155,7 @@ class BlockReader(Reader):
         self._has_reasoned = False
         self._has_begun = False  # there is text of the answer
         self._code = OpenCode()  # of the answer
+        self._reasoning_code = OpenCode()
         self._json: JsonSpan | None = None  # of an answer that begins as JSON
         self._shown: set[str] = set()  # closers of what has been shown as text, and was no call
         self._breaks: int | None = None  # line breaks around what has interrupted the answer
@@ -390,10 +393,11 @@ class BlockReader(Reader):
         by_token = [opener for opener, each in self._blocks.items() if not each.is_text]
         answers = [each.opener for each in self._format.answers if each.opener]
         quoted = [f"`{marker}`" for marker in self._closers - self._control]
+        self._reasoning_code = OpenCode()
         self._expect(
             _BlockState.REASONING,
             [*markers, *quoted, *self._sections, *by_token, *answers],
-            watched=_LAYOUT,
+            watched=_LAYOUT + OpenCode.SPECIAL,
         )
 
     def _put_out_reasoning(self, text: str) -> None:
@@ -403,17 +407,23 @@ class BlockReader(Reader):
                 return
             self._trims_layout = False
             self._expect(
-                _BlockState.REASONING, self._expected.difference(self._format.reasoning), watched=_LAYOUT
+                _BlockState.REASONING,
+                self._expected.difference(self._format.reasoning),
+                watched=_LAYOUT + OpenCode.SPECIAL,
             )
             if self._has_reasoned:
                 text = "\n\n" + text
             self._has_reasoned = True
+        self._reasoning_code.add(text)
         self._put_out_but_breaks(text, ReasoningDelta)
+        if self._reasoning_code.is_pending:
+            self.delta = None  # the next piece has to be seen
 
     def _take_in_backticks(self, marker: str) -> None:
-        """Take a closer in backticks: a quotation, unless the first of them ends one."""
-        tail = "" if self._trims_layout else (self.before_last + self.last + self._layout)[-1:]
-        if opens_quotation(f"{tail}`"):
+        """Take a closer in backticks: a quotation, unless the first of them ends code."""
+        code = copy(self._reasoning_code)
+        code.add("`")
+        if code.is_open:
             self._put_out_reasoning(marker)
             return
         self._put_out_reasoning("`")
