@@ -1,7 +1,8 @@
 """A tiny model with random weights of every family that mlx-vlm sees with, made by mlx-vlm's own configurations.
 
 Configurations of families ask for different names of the same sizes, and leave out what they do not know: so all are
-given every name. `OWN` says what a family needs besides.
+given every name. `OWN` says what a family needs besides, and what the table says of it (`remark`): of one that answers,
+or of what is `met` when it is tried.
 """
 
 from __future__ import annotations
@@ -332,6 +333,13 @@ def _small_encoder() -> None:
     vision.Qwen2EncoderConfig = lambda **_: made(layers=1, intermediate_size=64)
 
 
+def _few_layers_of_clip() -> None:
+    """Phi-3-Vision's tower has one size."""
+    vision: Any = importlib.import_module("mlx_vlm.models.phi3_v.vision")
+    sizes = vision.VisionModel.CLIP_VIT_LARGE_PATCH14_336_CONFIG
+    sizes.num_hidden_layers, sizes.intermediate_size = 2, 64
+
+
 def _tokens_of_jina() -> None:
     """Its processor knows its tokens by their numbers in the published vocabulary."""
     processing: Any = importlib.import_module("mlx_vlm.models.jina_vlm.processing_jinavlm")
@@ -380,7 +388,10 @@ MINICPM: dict[str, Any] = {
                                  "partial_rotary_factor": 0.25}},
 }  # fmt: skip
 
-NO_PROCESSOR = "mlx-vlm 0.7.10 loads a tokenizer in place of a processor of it"
+NO_PROCESSOR: dict[str, Any] = {
+    "met": "makes nothing of a picture",
+    "remark": "mlx-vlm 0.7.10 loads a tokenizer in place of a processor of it",
+}
 
 OWN: dict[str, dict[str, Any]] = {
     "aya_vision": {**SIGLIP, "image": "<|IMG_PATCH|>", "processor": {"img_size": SIDE, "patch_size": 8},
@@ -496,8 +507,9 @@ OWN: dict[str, dict[str, Any]] = {
         "text": {"rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]}, "bos_token_id": BOS,
                  "eos_token_id": EOS, "use_bias": False, "head_dim": 16, "rope_parameters": None},
     },
-    "paligemma": {"remark": "its prompts are read in both directions, so that a text gets other logits in pieces",
-                  **SIGLIP, "images": {"image_seq_length": 64}, "text_type": "gemma",
+    "paligemma": {"met": "other logits", **SIGLIP,
+                  "remark": "its prompts are read in both directions, so that a text gets other logits in pieces",
+                  "images": {"image_seq_length": 64}, "text_type": "gemma",
                   "text": {"query_pre_attn_scalar": 16, "hidden_act": "gelu_pytorch_tanh"}},
     "minimax_m3_vl": {"image": "]<]image[>["},
     "step3p7": {"remark": "one picture in a prompt, as in mlx-vlm 0.7.10", "image": "<im_patch>",
@@ -560,21 +572,9 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "deepseekocr": {**DEEPSEEK, "change": _small_sam, "vision": {
         "hidden_size": 1024, "width": 1024, "image_size": 224, "patch_size": 14}},
-    "deepseek_vl_v2": {
-        **DEEPSEEK,
-        "taken": "",
-        "remark": "mlx-vlm 0.7.10's own embeddings of a picture differ from run to run",
-        "first": "<|User|>",
-        "config": {
-            "projector_config": {"projector_type": "downsample_mlp_gelu", "input_dim": 32, "n_embed": 64},
-            "language_config": {**DEEPSEEK["config"]["language_config"], "kv_lora_rank": 16, "qk_rope_head_dim": 8,
-                                "qk_nope_head_dim": 8, "n_group": 2},
-        },
-        "processor": {**DEEPSEEK["processor"], "patch_size": 4, "downsample_ratio": 2,
-                      "candidate_resolutions": GRID["image_grid_pinpoints"]},
-    },
     "deepseekocr_2": {
         **DEEPSEEK,
+        "met": "ended with 14",  # by its alarm
         "remark": "its towers have one size: a picture takes 20 seconds here, and no comparison ended in 4 minutes",
         "change": _small_encoder,
         "vision": {"width": {"qwen2-0-5b": {"dim": 896}}},
@@ -704,6 +704,7 @@ OWN: dict[str, dict[str, Any]] = {
                  "engram_compressed_vocab_size": 360},
     },
     "molmo_point": {
+        "met": "what follows a picture gets other logits",
         "remark": "it writes points as tokens outside its vocabulary: after a picture its logits have another width",
         "image": "<|image|>",
         "template": template_with("<|image|>"),
@@ -719,6 +720,7 @@ OWN: dict[str, dict[str, Any]] = {
             "adapter_config": {**VISION, "text_hidden_size": 64, "vit_layers": [-1, -2], "image_size": None}},
     },
     "muse_spark": {
+        "met": "No Metal back-end",
         "remark": "its networks run on Apple's GPUs only (`[metal_kernel] No Metal back-end`)",
         "image": "<|patch|>",
         "text": {"post_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default"},
@@ -748,6 +750,7 @@ OWN: dict[str, dict[str, Any]] = {
                                 "dtype": "float16", "block": 512} for layer in range(4)]},
     },
     "deepseek_v4": {
+        "met": "a text gets other logits at once",
         "remark": "in mlx-vlm 0.7.10 a text gets other logits token by token than at once, from the 8th on",
         "flat": True,
         "text": {"num_key_value_heads": 1, "q_lora_rank": 32, "o_lora_rank": 32, "o_groups": 2, "num_hidden_layers": 3,
@@ -762,7 +765,7 @@ OWN: dict[str, dict[str, Any]] = {
     "llava": CLIP,
     "llava_bunny": {**SIGLIP, "text_type": "qwen2", "vision": {"projection_dim": 768},
                     "config": {"auto_map": {}, "mm_hidden_size": 32, "image_token_index": -200}},
-    "llmjpvl": {"remark": NO_PROCESSOR, **SIGLIP, "text_type": "llama"},
+    "llmjpvl": {**NO_PROCESSOR, **SIGLIP, "text_type": "llama"},
     "locateanything": {"text_type": "qwen2", "text": {"tie_word_embeddings": True}, "vision": {"patch_size": 14}},
     "molmo": {
         "text": {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "mlp_hidden_size": 128,
@@ -773,16 +776,14 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "moondream3": {"text": {"num_key_value_heads": 4, "rope_dim": 8},
                    "vision": {"patch_size": 14, "proj_inner_dim": 64, "proj_out_dim": 64}},
-    "phi3_v": {"flat": True, "vision_type": "phi3_v",
-               "config": {"num_hidden_layers": 2}},
-    "phi4_siglip": {"remark": "its processor gives pictures a token outside its vocabulary",
-                    "model_type": "phi4-siglip", "strict": True,
+    "phi3_v": {"change": _few_layers_of_clip, "flat": True, "vision_type": "phi3_v", "names": {"image_token": None}},
+    "phi4_siglip": {"model_type": "phi4-siglip", "strict": True,
                     "vision_type": "siglip2_vision_model", "config": {"mm_hidden_size": 32}},
-    "unlimited_ocr": {"remark": "its image processor is that of transformers, which needs torchvision", **DEEPSEEK,
-                      "change": _small_sam, "vision": {
+    "unlimited_ocr": {"met": "torchvision", **DEEPSEEK, "change": _small_sam,
+                      "remark": "its image processor is that of transformers, which needs torchvision", "vision": {
         "hidden_size": 1024, "width": 1024, "image_size": 224, "patch_size": 14}},
-    "mistral_large3": {"remark": NO_PROCESSOR},
-    "youtu_vl": {"remark": NO_PROCESSOR, "flat": True,
+    "mistral_large3": NO_PROCESSOR,
+    "youtu_vl": {**NO_PROCESSOR, "flat": True,
                  "text": {**MLA, "model_type": "youtu_vl"}, "vision": {"num_patches": 64}},
 }  # fmt: skip
 
@@ -859,6 +860,7 @@ def write(folder: Path, family: str, seed: int = 5) -> Path:
     if own.get("flat"):
         config = {**config["text_config"], **config}
     names = {"image_token": MARKERS[image], **own.get("names", {})}
+    names = {name: marker for name, marker in names.items() if marker is not None}
     write_tokenizer(
         folder,
         _sentencepiece(folder) if own.get("has_sentencepiece") else byte_level(MARKERS),

@@ -33,6 +33,7 @@ TABLE = re.compile(r"(?<=<!-- families -->\n).*?(?=<!-- end of families -->)", r
 BATCH, ONE, UNTRIED, NOT = "in the batch", "one at a time", "not compared", "not"
 SECONDS, MEMORY, AT_ONCE = 900, 14 << 30, 2
 NO_PLACE = {
+    "deepseek_vl_v2": (UNTRIED, "mlx-vlm 0.7.10's own embeddings of a picture differ from run to run"),
     "florence2": (NOT, "it answers no conversation"),
     "moondream2": (UNTRIED, "its processor fetches another model's tokenizer, which is not at hand here"),
     "plamo2vl": (UNTRIED, "its tokenizer is a program of its own, which is not made here"),
@@ -74,7 +75,9 @@ def tried(names: list[str]) -> Iterator[tuple[str, tuple[str, str]]]:
         name = running.pop(child)
         said = (folder / name).read_text(encoding="utf-8") if (folder / name).is_file() else ""
         kind, _, remark = said.partition(": ")
-        yield name, (kind, remark) if kind else (UNTRIED, f"its tiny model ended with {status}")
+        if not kind:
+            kind, remark = UNTRIED, _remark(name, f"its tiny model ended with {status}")
+        yield name, (kind, remark)
 
 
 def _one(family: str) -> str:
@@ -83,7 +86,6 @@ def _one(family: str) -> str:
     except ImportError as error:
         return f"{NOT}: mlx-vlm's network needs {error.name}, which is not among what `make vision` installs"
     folder = Path(tempfile.mkdtemp())
-    remark = OWN.get(family, {}).get("remark", "")
     said = _Said()
     logging.getLogger("mlx_backend").addHandler(said)
     try:
@@ -92,11 +94,22 @@ def _one(family: str) -> str:
     except ImportError as error:
         return f"{NOT}: mlx-vlm's network needs {error.name}, which is not among what `make vision` installs"
     except (NotShownError, EngineError) as error:
-        reason = remark or said.reason or first_line(error).replace(f"The model {folder.name!r}", "it")
-        return f"{NOT}: {reason.replace('|', '')}"
+        met = said.reason or first_line(error).replace(f"The model {folder.name!r}", "it")
+        return f"{NOT}: {_remark(family, met)}"
     except Exception as error:
-        return f"{UNTRIED}: {remark or f'{type(error).__name__}: {first_line(error)}'}"
-    return f"{BATCH if is_batched else ONE}: {remark or ('several pictures only of one size' if has_refused else '')}"
+        return f"{UNTRIED}: {_remark(family, f'{type(error).__name__}: {first_line(error)}')}"
+    return (
+        f"{BATCH if is_batched else ONE}: "
+        f"{_remark(family) or ('several pictures only of one size' if has_refused else '')}"
+    )
+
+
+def _remark(family: str, met: str = "") -> str:
+    """What the table says of what was met. A remark of `OWN` that explains something else is left out."""
+    own = OWN.get(family, {})
+    explains = own.get("met", "")
+    is_meant = explains in met if explains else not met
+    return own.get("remark", "") if is_meant else met.replace("|", "")
 
 
 class _Said(logging.Handler):

@@ -122,8 +122,8 @@ def _start_one_process(
             raise
         try:
             engine = start(whole)
-        except EngineError:
-            raise error from None
+        except EngineError as other:
+            raise EngineError(f"{other} Nor does it run in the batch: {error}") from other
         log.warning(
             "%s runs on mlx-vlm's own network, one reply at a time, and not in the batch: %s", model, error
         )

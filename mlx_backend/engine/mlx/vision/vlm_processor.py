@@ -58,7 +58,10 @@ _NO_PART = "\uffffimage\uffff"
 _NUMBER = re.compile(r"(?<=image_)1(?=\W)")
 """An image's number in what processors read as the first one."""
 MAX_FIRST = 4
-"""Number of tokens that a processor may put before a prompt: more are a picture's, which is not left in its place."""
+"""Number of tokens that a processor may put before a prompt: more are a picture's, which is not left in its place.
+
+Or a conversation's, which GOT's and Phi-4-SigLIP's put around each prompt; those cannot be used here for other reasons.
+"""
 _OF_TOKENS = ("input_ids", "attention_mask")
 """What processors make that is no input of a vision tower."""
 

@@ -416,6 +416,23 @@ def test_a_model_that_is_too_large_is_refused_before_its_weights_are_read(
     batch.unload()
 
 
+def test_a_model_that_neither_network_can_run_says_why_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    WRITERS["qwen3_vl"](tmp_path)
+
+    def not_here(*_: object) -> None:
+        raise EngineError("No Metal.")
+
+    def not_there(*_: object) -> None:
+        raise EngineError("There is a layer too many.") from ValueError()
+
+    monkeypatch.setattr(VLMBatch, "load", not_here)
+    monkeypatch.setattr(SplitBatch, "load", not_there)
+    with pytest.raises(EngineError, match=r"No Metal\. .*: There is a layer too many\."):
+        load_engine(tmp_path)
+
+
 def test_a_second_network_has_no_tokenizer_of_its_own(one: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading one takes a second for a vocabulary of usual size, and remembers texts of its own."""
     load, loaded = loading._load_wrapper, list[Any]()

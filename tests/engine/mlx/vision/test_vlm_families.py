@@ -13,7 +13,7 @@ import vlm_matrix
 from picture_files import data_uri, png
 from running_server import running
 from vision_models import MIXTURES, WRITERS, needs_mlx_vlm
-from vlm_families import write
+from vlm_families import OWN, write
 from vlm_reference import compare
 
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
@@ -136,3 +136,13 @@ def test_the_page_has_every_family_that_mlx_vlm_sees_with() -> None:
     assert sorted(listed) == vlm_matrix.families()
     batched = {name for name, (kind, _) in listed.items() if kind == vlm_matrix.BATCH}
     assert batched >= (WRITERS | MIXTURES).keys()
+
+
+def test_a_remark_that_was_written_by_hand_is_of_what_was_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OWN, "some", {"met": "other logits", "remark": "it reads backwards"})
+    assert vlm_matrix._remark("some", "a text gets other logits") == "it reads backwards"
+    assert vlm_matrix._remark("some", "no file") == "no file"
+    assert vlm_matrix._remark("some") == "", "it answers now"
+    monkeypatch.setitem(OWN, "some", {"remark": "compared with that mended"})
+    assert vlm_matrix._remark("some") == "compared with that mended"
+    assert vlm_matrix._remark("some", "no file") == "no file"
