@@ -26,6 +26,7 @@ from mlx_backend.commands.errors import (
 )
 from mlx_backend.commands.stop_signals import ended_by_interrupts
 from mlx_backend.commands.terminal import discard_output
+from mlx_backend.models.engine_options import REMOVED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -202,6 +203,8 @@ class CommandParser(argparse.ArgumentParser):
             word = rest[0].partition("=")[0]
             if not word.startswith("-"):
                 self.error(f"there is nothing for {rest[0]!r} to be; the options are in --help")
+            if removed := REMOVED.get(word.removeprefix("--").replace("-", "_")):
+                self.error(f"{word} {removed}")
             known = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", self.format_help()))
             self.error(f"unknown option {word}{did_you_mean(word, known)}")
         return parsed, rest

@@ -291,6 +291,8 @@ def check_cache(folder: Path) -> Finding:
     found = (
         f"{folder}, with {count} model{'s' * (count != 1)}" if there == folder else f"{folder} (not made yet)"
     )
+    if not there.is_dir():
+        return failed(found, f"{there} is no folder: move it away, or set HF_HOME to another folder.")
     if not os.access(there, os.W_OK | os.X_OK):
         cure = (
             f"Nothing can be written there: change the rights of {there}, or set HF_HOME to another folder."
@@ -327,9 +329,8 @@ def check_variables() -> Finding | None:
 
     if not (unknown := unknown_variables()):
         return None
-    cures = [f"Did you mean ${nearest}?" for nearest in unknown.values() if nearest]
-    cure = " ".join(cures) or "No option has that name: docs/settings.md lists them."
-    return warning(", ".join(f"${variable} has no effect" for variable in unknown), cure)
+    found = ", ".join(f"${variable} has no effect" for variable in unknown)
+    return warning(found, " ".join(dict.fromkeys(unknown.values())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from mlx_backend.declaration import (
     variable_of,
 )
 from mlx_backend.demo import EMBEDDING_MODEL_NAME, MODEL_NAME, demo_path
-from mlx_backend.models.engine_options import EngineOptions
+from mlx_backend.models.engine_options import REMOVED, EngineOptions
 from mlx_backend.models.spec import ModelDefaults, ModelSpec, is_repository
 from mlx_backend.registry.errors import ConfigurationError
 from mlx_backend.settings import Settings
@@ -210,15 +210,20 @@ def variables() -> set[str]:
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return each variable with our prefix that nothing reads, and the one that it resembles, or ""."""
+    """Return each variable with our prefix that nothing reads, and what to do about it."""
     environment = os.environ if environment is None else environment
     known = variables()
     names = {each.removeprefix(VARIABLE_PREFIX) for each in known}
     found = {}
     for variable in environment.keys() - known - _OTHER_VARIABLES:
         if variable.startswith(VARIABLE_PREFIX):
-            nearest = resembling(variable.removeprefix(VARIABLE_PREFIX), names)
-            found[variable] = nearest and VARIABLE_PREFIX + nearest
+            name = variable.removeprefix(VARIABLE_PREFIX)
+            if removed := REMOVED.get(name.lower()):
+                found[variable] = f"It {removed}."
+            elif nearest := resembling(name, names):
+                found[variable] = f"Did you mean ${VARIABLE_PREFIX}{nearest}?"
+            else:
+                found[variable] = "No option has that name: docs/settings.md lists them."
     return dict(sorted(found.items()))
 
 

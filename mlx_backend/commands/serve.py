@@ -87,9 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(chosen: ChosenOptions, progress: LoadProgressDisplay) -> int:
     try:
-        for variable, nearest in unknown_variables().items():
-            hint = f"; did you mean {nearest}?" if nearest else ": no option has that name."
-            log.warning("The environment variable %s has no effect%s", variable, hint)
+        for variable, cure in unknown_variables().items():
+            log.warning("The environment variable %s has no effect. %s", variable, cure)
         if (refusal := this_machine().refusal()) is not None:
             return _failed(refusal)
         follow = _follower(chosen)

@@ -24,6 +24,11 @@ from mlx_backend.declaration import (
 GROUP_SIZES = (32, 64, 128)
 """The groups of weights that MLX can quantise together."""
 
+REMOVED = {
+    "max_kv_size": "was removed: --context-length limits what a request takes, and --kv-bits makes KV caches smaller"
+}
+"""Options of earlier versions, by the names of their fields, and what to do without them."""
+
 _GIBI = 1 << 30
 
 

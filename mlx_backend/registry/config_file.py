@@ -34,7 +34,7 @@ from mlx_backend.declaration import (
 )
 from mlx_backend.demo import demo_path
 from mlx_backend.embedding.embedding_config import EmbeddingOptions
-from mlx_backend.models.engine_options import EngineOptions
+from mlx_backend.models.engine_options import REMOVED, EngineOptions
 from mlx_backend.models.files import TYPES
 from mlx_backend.models.spec import RESERVED_KWARGS, ModelDefaults, ModelSpec, is_repository
 from mlx_backend.registry.toml_tables import TableParser, decode, read_text, table_model, toml_key
@@ -204,7 +204,8 @@ class _ModelsFile(TableParser):
     """Parses one file."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(MODEL_KEYS, thing="a model", header='[models."name"]', folder=folder)
+        header = '[models."name"]'
+        super().__init__(MODEL_KEYS, thing="a model", header=header, folder=folder, removed=REMOVED)
 
     def parse(self, tables: Mapping[str, Any], given: Mapping[str, Any]) -> Configuration:
         self.check_tables(tables, ("defaults", "models"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -68,7 +69,7 @@ class TableParser:
     """Parses the tables of one file, and goes on after a mistake so that all of them are reported.
 
     `keys` are those of one thing's own table, `thing` is what it describes ("a model"), `header` how that table begins.
-    The values of `secret` keys are not repeated.
+    The values of `secret` keys are not repeated. `removed` are keys of earlier versions, and what became of them.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class TableParser:
         header: str,
         folder: Path | None = None,
         secret: Collection[str] = (),
+        removed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.mistakes: list[str] = []
         self._keys = keys
@@ -86,6 +88,7 @@ class TableParser:
         self._header = header
         self._folder = folder
         self._secret = secret
+        self._removed = removed
 
     def raise_mistakes(self, name: str) -> None:
         """Raise the ConfigurationError that names every mistake, if there is one; `name` is the file's."""
@@ -145,5 +148,7 @@ class TableParser:
         elif key in self._keys:
             right = f"belongs to {self._thing.replace('a ', 'one ', 1)}: write it below its {self._header}"
             self.refuse(path, "…" if key in self._secret else value, right)
+        elif key in self._removed:
+            self.mistakes.append(f"{path} {self._removed[key]}.")
         else:
             self.refuse_unknown(path, key, model.model_fields, f"a setting of {self._thing}")

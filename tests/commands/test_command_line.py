@@ -58,6 +58,7 @@ def test_the_version_is_said_in_three_ways(words: list[str], capsys: pytest.Capt
         (["serve", "--max-tok", "7"], "unknown option --max-tok; did you mean --max-tokens?"),
         (["serve", "--effort", "low"], "unknown option --effort; did you mean --reasoning-effort?"),
         (["serve", "--tls-cert", "x"], "unknown option --tls-cert\n"),
+        (["--max-kv-size", "4096"], "--max-kv-size was removed: --context-length limits what"),
         (["inspect"], "required: parse|render|sanitise"),
         (["parse", "--dialekt", "x"], "unknown option --dialekt; did you mean --dialect?"),
     ],

@@ -144,6 +144,13 @@ def test_a_cache_that_is_not_there_yet_is_no_problem(tmp_path: Path) -> None:
     assert "1 model" in doctor.check_cache(tmp_path / "hub").found
 
 
+def test_a_file_where_the_cache_would_be_made_is_no_matter_of_rights(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = doctor.check_cache(tmp_path / "file/hub")
+    assert found.state == "failed"
+    assert found.cure == f"{tmp_path / 'file'} is no folder: move it away, or set HF_HOME to another folder."
+
+
 @pytest.mark.parametrize(
     ("program", "error"),
     [

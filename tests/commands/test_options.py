@@ -24,7 +24,7 @@ from mlx_backend.conversation.effort import Effort
 from mlx_backend.declaration import declared, variable_of
 from mlx_backend.demo import EMBEDDING_MODEL_PATH, MODEL_PATH, VISION_MODEL_PATH
 from mlx_backend.engine.distributed.transport import LEADER_VARIABLE
-from mlx_backend.models.engine_options import EngineOptions
+from mlx_backend.models.engine_options import REMOVED, EngineOptions
 from mlx_backend.registry.config_file import parse
 from mlx_backend.registry.errors import ConfigurationError
 from mlx_backend.settings import ReplySettings, Settings
@@ -282,11 +282,18 @@ def test_values_are_those_that_are_set_and_no_others() -> None:
     ],
 )
 def test_a_misspelt_variable_is_found_with_the_one_that_was_meant(variable: str, meant: str) -> None:
-    assert unknown_variables({variable: "1", "PATH": "/bin"}) == {variable: meant}
+    assert unknown_variables({variable: "1", "PATH": "/bin"}) == {variable: f"Did you mean ${meant}?"}
 
 
-def test_a_variable_that_resembles_no_option_is_found_too() -> None:
-    assert unknown_variables({"MLX_BACKEND_TLS_CERT": "x"}) == {"MLX_BACKEND_TLS_CERT": ""}
+@pytest.mark.parametrize(
+    ("variable", "cure"),
+    [
+        ("MLX_BACKEND_TLS_CERT", "No option has that name: docs/settings.md lists them."),
+        ("MLX_BACKEND_MAX_KV_SIZE", f"It {REMOVED['max_kv_size']}."),
+    ],
+)
+def test_a_variable_that_resembles_no_option_is_found_too(variable: str, cure: str) -> None:
+    assert unknown_variables({variable: "1"}) == {variable: cure}
 
 
 def test_variables_that_something_reads_and_those_of_others_are_not_taken_for_misspelt_ones() -> None:

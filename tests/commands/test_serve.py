@@ -252,7 +252,7 @@ def test_a_misspelt_variable_is_named_in_the_log(
 ) -> None:
     monkeypatch.setenv("MLX_BACKEND_MAX_TOKEN", "100")
     assert main(["--config", "/no/such/file.toml"]) == 1
-    assert "MLX_BACKEND_MAX_TOKEN has no effect; did you mean MLX_BACKEND_MAX_TOKENS?" in caplog.text
+    assert "MLX_BACKEND_MAX_TOKEN has no effect. Did you mean $MLX_BACKEND_MAX_TOKENS?" in caplog.text
 
 
 def test_a_machine_without_mlx_is_told_so_at_once(

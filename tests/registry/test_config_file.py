@@ -8,7 +8,7 @@ import pytest
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.demo import MODEL_PATH, VISION_MODEL_PATH
 from mlx_backend.engine.base import Sampling
-from mlx_backend.models.engine_options import EngineOptions
+from mlx_backend.models.engine_options import REMOVED, EngineOptions
 from mlx_backend.models.spec import ModelDefaults, ModelSpec
 from mlx_backend.registry.config_file import ENGINE, SHARED_KEYS, Configuration, parse, read
 from mlx_backend.registry.errors import ConfigurationError
@@ -212,6 +212,7 @@ def test_a_place_where_nothing_is_is_named(line: str, said: str, folder: Path) -
     ("line", "said"),
     [
         ("temprature = 1", "temprature is not a setting of a model; did you mean 'temperature'?"),
+        ("max_kv_size = 4096", f"max_kv_size {REMOVED['max_kv_size']}."),
         ("Context-Length = 1", "Context-Length is not a setting of a model; did you mean 'context_length'?"),
         ('"reasoning effort" = 1', "did you mean 'reasoning_effort'?"),
     ],

@@ -217,3 +217,9 @@ def test_the_oldest_results_of_many_are_forgotten(kept: Path) -> None:
     assert trial_results.recall("model 2") == found
     assert len(json.loads(kept.read_bytes())) == trial_results.MAX_RESULTS
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
+def test_results_that_cannot_be_kept_leave_nothing_else_there(kept: Path) -> None:
+    kept.mkdir(parents=True)  # in place of the file
+    trial_results.remember("model", trial_results.TrialResult(True, False, (), ()))
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
