@@ -494,7 +494,7 @@ def check_template(name: str) -> Finding | None:
     if (described := model.description).kind != "llm":
         return None
     found = (
-        f"dialect {described.dialect}, since {described.recognised_by}; efforts: "
+        f"dialect {described.dialect}: {described.recognised_by}; efforts: "
         f"{', '.join(described.efforts) or 'none'}; context: {described.context_length or 'not known'}; "
         f"{', '.join(described.capabilities)}"
         f"{'; one reply at a time' if described.unbatched else ''}"

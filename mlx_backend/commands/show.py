@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     if described.kind == "llm":
         fields += [
             ("effort", efforts(described) + ("   (* by default)" if described.default_effort else "")),
-            ("dialect", f"{described.dialect}, by {described.recognised_by or 'nothing: text alone'}"),
+            ("dialect", ": ".join(filter(None, [described.dialect, described.recognised_by]))),
             ("template", _template(model)),
             ("sampling", ", ".join(f"{name} {value}" for name, value in described.sampling.items())),
         ]

@@ -102,7 +102,7 @@ def test_show_says_the_memory_that_a_server_would_reserve(folder: Path, said: Ca
     for tokens, nbytes in memory.items():
         assert weights < quantised["4"][tokens] < quantised["8"][tokens] < nbytes / 2, "of 32 bits each"
     page = said("show", "mlx-demo")
-    assert "harmony, by the template has <|channel|>" in page
+    assert "harmony: the template has <|channel|>" in page
     assert re.search(r"at 32k tokens .* MB with --kv-bits 8; .* MB with --kv-bits 4\n", page)
     assert "beyond its context" in page
 
