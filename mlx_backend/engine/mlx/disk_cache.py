@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 FORMAT = "1"
 MAX_HEADER_BYTES = 100 << 20
 """The limit of safetensors itself."""
+_ALSO_OF_A_MODEL = {"config.json", "adapter_config.json", "model.safetensors.index.json"}
+"""Names of files that decide, next to weights and code, what a network computes; the index which weights are read."""
 # What reading a file that we did not write can raise.
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
@@ -89,7 +91,7 @@ def model_fingerprint(folder: Path, extra: str = "") -> str:
                 length = int.from_bytes(file.read(8), "little")
                 content = file.read(min(length, MAX_HEADER_BYTES))
             about = f"{path.name} {status.st_size} {status.st_mtime_ns}"
-        elif path.suffix == ".py" or path.name in {"config.json", "adapter_config.json"}:
+        elif path.suffix == ".py" or path.name in _ALSO_OF_A_MODEL:
             content = path.read_bytes()
             about = path.name
         else:

@@ -349,9 +349,8 @@ class PrefillQueue:
         many_rows = self._runtime.many_rows
         caches = [layer for segment in segments for layer in segment.layers]
         with nullcontext() if is_scored or many_rows is None else many_rows.filling(caches):
-            logits = run_packed(
-                network, segments, restore=len(segments) > 1
-            )  # one that fails is not tried again
+            # One prompt that fails is not tried again.
+            logits = run_packed(network, segments, restore=len(segments) > 1)
         scores, row = [], 0
         for (job, end), count in zip(chunks, spare, strict=True) if is_scored else ():
             scores += job.score(logits[row : row + end - job.num_prefilled])

@@ -1,5 +1,6 @@
 """The format of a prompt checkpoint: what is read is what was written, and no damaged file is ever used."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from mlx_backend.engine.mlx.disk_cache import model_fingerprint
 from mlx_backend.engine.mlx.kv_cache import compact_copies
 from mlx_backend.engine.mlx.mlx_lm_patches.attention import Quantization
 from mlx_backend.engine.mlx.mlx_lm_patches.kv_caches import GrowingKVCache, SharedArrays
+from mlx_backend.models.folders import weight_files
 
 WINDOW = 32
 
@@ -336,6 +338,10 @@ def test_the_fingerprint_tells_models_apart(tmp_path: Path) -> None:
     prints.append(model_fingerprint(folder))
     (folder / "model-2.safetensors").write_bytes(content)
     prints.append(model_fingerprint(folder))
+    for name in ("model.safetensors", "model-2.safetensors"):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+        assert [path.name for path in weight_files(folder)] == [name]
+        prints.append(model_fingerprint(folder))
     assert len(set(prints)) == len(prints)
     (folder / "chat_template.jinja").write_text("another")
     assert model_fingerprint(folder) == prints[-1], "what the text looks like is in the tokens"
