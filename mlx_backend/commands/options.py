@@ -216,7 +216,7 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str,
     names = {each.removeprefix(VARIABLE_PREFIX) for each in known}
     found = {}
     for variable in environment.keys() - known - _OTHER_VARIABLES:
-        if variable.startswith(VARIABLE_PREFIX):
+        if variable.startswith(VARIABLE_PREFIX) and environment[variable].strip():
             name = variable.removeprefix(VARIABLE_PREFIX)
             if removed := REMOVED.get(name.lower()):
                 found[variable] = f"It {removed}."

@@ -300,3 +300,7 @@ def test_variables_that_something_reads_and_those_of_others_are_not_taken_for_mi
     options = [option for group in options_by_group().values() for _, _, option, _ in group]
     others = [LEADER_VARIABLE, URL_VARIABLE, "BACKEND_MAX_TOKEN"]
     assert unknown_variables(dict.fromkeys([*map(variable_of, options), *others], "1")) == {}
+
+
+def test_a_variable_that_is_empty_counts_as_not_set_whatever_its_name() -> None:
+    assert unknown_variables({"MLX_BACKEND_MAX_TOKEN": "", "MLX_BACKEND_TLS_CERT": " "}) == {}
