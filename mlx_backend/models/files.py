@@ -60,6 +60,12 @@ _WITH_TOOLS = "tool_use"
 """The usual name of a second template, which is used when there are tools."""
 _TOKENIZER_HEAD = 1 << 20
 """Bytes of tokenizer.json that are read; the added tokens come before the vocabulary."""
+_REASONING_TOKENS = (
+    ("<think>", "</think>"),
+    ("<longcat_think>", "</longcat_think>"),
+    ("<|think:start|>", "<|think:end|>"),
+)
+"""Pairs that mlx-lm takes for a model's reasoning, whatever its template says."""
 _ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
 
 
@@ -286,9 +292,15 @@ def end_tokens(folder: Path) -> frozenset[str]:
 
 
 def control_tokens(tokens: Mapping[str, bool], template: str | None) -> list[str]:
-    """Return which of the added tokens are control tokens: those that are special, and those that a template uses."""
+    """Return which of the added tokens are control tokens.
+
+    They are those that are special, those that surround reasoning, and those that a template uses.
+    """
+    reasoning = next((pair for pair in _REASONING_TOKENS if all(text in tokens for text in pair)), ())
     return [
-        text for text, special in tokens.items() if special or (text.strip() and text in (template or ""))
+        text
+        for text, special in tokens.items()
+        if special or text in reasoning or (text.strip() and text in (template or ""))
     ]
 
 
