@@ -281,6 +281,25 @@ L_TO_Z: dict[str, Family] = {
             result="<|im_start|>environment\n{{ m.content }}<|im_end|>\n",
         ),
     ),
+    "phi-4-mini": Family(
+        architecture=of("phi3"),
+        tokens=(
+            *("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>", "<|tool|>", "<|/tool|>"),
+            *("<|tool_call|>", "<|/tool_call|>", "<|tool_response|>"),
+        ),
+        ends=("<|end|>", "<|endoftext|>"),
+        template=template(
+            tools="<|system|><|tool|>{{ tools | tojson }}<|/tool|><|end|>",
+            system="<|system|>{{ m.content }}<|end|>",
+            user="<|user|>{{ m.content }}<|end|>",
+            assistant="<|assistant|>",
+            calls=("<|tool_call|>[", "]<|/tool_call|>"),
+            call=f'{{"name": "{NAME}", "arguments": {AS_JSON}}}{{{{ ", " if not loop.last }}}}',
+            end="<|end|>",
+            result="<|tool_response|>{{ m.content }}<|end|>",
+            prompt="<|assistant|>",
+        ),
+    ),
     "plain": Family(
         architecture=of("llama"),
         tokens=("<s>", "</s>"),
@@ -342,6 +361,26 @@ L_TO_Z: dict[str, Family] = {
             result="<seed:bos>tool\n{{ m.content }}<seed:eos>",
             prompt="<seed:bos>assistant\n",
         ),
+    ),
+    "solar-open": Family(
+        architecture=of("solar_open", **EXPERTS, rope_scaling=None, partial_rotary_factor=1.0),
+        tokens=(
+            *("<|begin|>", "<|end|>", "<|flush|>", "<|calls|>", "<|think|>", "<|content|>", "<|tool_calls|>"),
+            *("<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"),
+        ),
+        ends=("<|flush|>",),
+        template=template(
+            tools="<|begin|>system<|content|>{{ tools | tojson }}<|end|>",
+            system="<|begin|>system<|content|>{{ m.content }}<|end|>",
+            user="<|begin|>user<|content|>{{ m.content }}<|end|>",
+            reasoning="<|begin|>assistant<|think|>{{ m.reasoning_content }}<|end|>",
+            assistant="",
+            calls=("<|begin|>assistant<|tool_calls|>", "<|calls|>"),
+            call="<|tool_call:begin|>{{ c.id }}<|tool_call:name|>"
+            f"{NAME}<|tool_call:args|>{AS_JSON}<|tool_call:end|>",
+            result="<|begin|>tool<|content|>{{ m.content }}<|end|>",
+            prompt="<|begin|>assistant",
+        ).replace("{{ m.content or '' }}", "<|begin|>assistant<|content|>{{ m.content or '' }}<|end|>"),
     ),
     "step": Family(
         architecture=of(
