@@ -89,7 +89,9 @@ class VLMProcessor:
             self._processor = load_processor(folder, False, trust_remote_code=trust_remote_code)
         if (own := load_image_processor(folder)) is not None:
             self._processor.image_processor = own
-        _show_whole(getattr(self._processor, "image_processor", None))
+        images = getattr(self._processor, "image_processor", None)
+        _show_whole(images)
+        _without_padding(images)
         self._image_token_index = getattr(whole.config, "image_token_index", None)
         self._rope_index = getattr(whole.language_model, "get_rope_index", None)
         self._is_seen = is_seen
@@ -351,6 +353,22 @@ def _show_whole(processor: Any) -> None:
         return tiles if ratio == (1, 1) else [*tiles, *kind._split_into_tiles(self, picture, (1, 1))]
 
     processor.__class__ = type(kind.__name__, (kind,), {"_split_into_tiles": split})
+
+
+def _without_padding(processor: Any) -> None:
+    """Have an image processor that knows no padding leave it out.
+
+    mlx-vlm 0.7.10's processor of LLaVA passes on what is for its tokenizer, and transformers refuses that.
+    """
+    kind = type(processor)
+    known = getattr(getattr(kind, "valid_kwargs", None), "__annotations__", None)
+    if known is None or "padding" in known:
+        return
+
+    def preprocess(self: Any, images: Any, *given: Any, padding: object = None, **named: Any) -> Any:
+        return kind.preprocess(self, images, *given, **named)
+
+    processor.__class__ = type(kind.__name__, (kind,), {"preprocess": preprocess})
 
 
 def _small_picture() -> Picture:
