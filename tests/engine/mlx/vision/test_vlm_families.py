@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 pytestmark = needs_mlx_vlm
 
 
-@pytest.mark.parametrize("family", ["glm_ocr", "smolvlm", "lfm2_vl", "llama4", "muse_glimmer"])
+@pytest.mark.parametrize("family", ["glm_ocr", "smolvlm", "lfm2_vl", "llama4", "llava", "muse_glimmer"])
 def test_a_family_whose_text_mlx_lm_has_answers_in_the_batch_as_mlx_vlm_does(
     family: str, tmp_path: Path
 ) -> None:
