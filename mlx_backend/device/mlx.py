@@ -50,7 +50,7 @@ def gpu_memory() -> int:
 
 def gpu_name() -> str:
     """Return the name of the NVIDIA GPU that MLX computes on; empty if it computes on none."""
-    return str(mx.device_info().get("device_name", "GPU")) if prepares_for_lengths() else ""
+    return device_name() if prepares_for_lengths() else ""
 
 
 def device_name() -> str:

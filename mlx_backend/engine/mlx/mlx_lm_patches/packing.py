@@ -54,11 +54,11 @@ class Packing:
     @property
     def kinds(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The names of `by_segment` and of `with_states`: what `settle` goes by."""
-        names = [
-            {_name(kind) for kind in kinds if kind is not None}
+        by_segment, with_states = (
+            tuple(sorted(_name(kind) for kind in kinds if kind is not None))
             for kinds in (self.by_segment, self.with_states)
-        ]
-        return tuple(sorted(names[0])), tuple(sorted(names[1]))
+        )
+        return by_segment, with_states
 
     def restore(self, network: Any, by_segment: Sequence[str], with_states: Sequence[str]) -> None:
         """Have a patched network run as one did before whose `kinds` these were. Raises KeyError if it has no such."""
